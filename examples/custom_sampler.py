@@ -51,7 +51,7 @@ def load(folder: Path, letter: str) -> Runner:
     inner = Sampler(config.vocab_size, config.eos_ids, torch.device("cpu"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     sampler = WithoutLetter(inner, tokenizer, letter)
-    return load_torch_runner(ShardSettings(model_path=folder), sampler=sampler)
+    return load_torch_runner(ShardSettings(model_path=folder), config, sampler=sampler)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from bench.torch_step.floor import Floor
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -107,7 +108,9 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as spare:
         folder = checkpoints.make(options.shape, options.folder or Path(spare) / options.shape)
-        runner = load_torch_runner(ShardSettings(model_path=folder, dtype="bfloat16"))
+        runner = load_torch_runner(
+            ShardSettings(model_path=folder, dtype="bfloat16"), read_config(folder)
+        )
         blocks = max(options.batches) * (options.context // BLOCK_SIZE + 2)
         runner.warm_up(WarmupRequest(64, 512, max(options.batches), blocks * BLOCK_SIZE))
         rows: list[dict[str, Any]] = []

@@ -88,7 +88,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
 
 def prepare(folder: Path) -> tuple[Runner, StepPlan]:
     """Return the runner of a folder, and a step that decodes eight rows."""
-    runner = load_torch_runner(ShardSettings(model_path=folder, dtype="float32"))
+    runner = load_torch_runner(
+        ShardSettings(model_path=folder, dtype="float32"), read_config(folder)
+    )
     blocks = ROWS * (CONTEXT // BLOCK_SIZE + 2)
     memory = runner.warm_up(WarmupRequest(64, 256, ROWS, blocks * BLOCK_SIZE))
     plan = decode_plan(ROWS, CONTEXT)

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from bench.harness import checkpoints
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.checkpoints import make_tokenizer
 
@@ -31,7 +32,10 @@ def test_a_shape_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: s
         small |= {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     monkeypatch.setitem(checkpoints.SHAPES, shape, small)
     folder = checkpoints.make(shape, tmp_path / shape)
-    assert load_torch_runner(ShardSettings(model_path=folder)).info.vocab_size == 5000
+    assert (
+        load_torch_runner(ShardSettings(model_path=folder), read_config(folder)).info.vocab_size
+        == 5000
+    )
     written = (folder / "model.safetensors").stat().st_mtime_ns
     checkpoints.make(shape, folder)
     assert (folder / "model.safetensors").stat().st_mtime_ns == written

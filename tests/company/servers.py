@@ -186,7 +186,13 @@ def _load_on_device(settings: ShardSettings) -> Runner:
     file, eos, size = settings.tokenizer_file, config.eos_ids, config.vocab_size
     assert file is not None
     grammars = Grammars(lambda *_: load_tokenizer(file, eos, size))
-    return load_torch_runner(settings, device="cuda:0", graph_sizes=(2, 4), grammars=grammars)
+    return load_torch_runner(
+        settings,
+        read_config(settings.model_path),
+        device="cuda:0",
+        graph_sizes=(2, 4),
+        grammars=grammars,
+    )
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
@@ -55,7 +56,13 @@ def start(folder: Path, graphs: tuple[int, ...], **options: Any) -> tuple[Runner
     told: dict[str, Any] = {"dtype": "bfloat16", "batch_invariant": True} | options
     settings = ShardSettings(model_path=folder, **told)
     sampler = GreedyRecorder()
-    runner = load_torch_runner(settings, device="cuda", sampler=sampler, graph_sizes=graphs)
+    runner = load_torch_runner(
+        settings,
+        read_config(settings.model_path),
+        device="cuda",
+        sampler=sampler,
+        graph_sizes=graphs,
+    )
     runner.warm_up(REQUEST)
     return runner, sampler
 

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard import process
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -34,7 +35,10 @@ WAY = sys.argv[3]
 steps = 0
 
 def load():
-    runner = load_torch_runner(ShardSettings(model_path=Path(sys.argv[2])), device="cuda")
+    folder = Path(sys.argv[2])
+    runner = load_torch_runner(
+        ShardSettings(model_path=folder), read_config(folder), device="cuda"
+    )
     launch = runner.launch
 
     def break_later(plan):

@@ -14,6 +14,7 @@ from tests.shard.torch_backend.test_host_copies import check_there_and_back
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.transfers import Transfer
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.torch_backend.host_copies import Planes, TorchHostCopies
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -68,6 +69,8 @@ def test_a_model_says_the_same_behind_what_comes_back(
     told = ShardSettings(
         model_path=checkpoint(family), dtype="float32", prefix_cache_host_bytes=1 << 20
     )
-    runner = load_torch_runner(told, device="cuda", graph_sizes=(1, 2))
+    runner = load_torch_runner(
+        told, read_config(told.model_path), device="cuda", graph_sizes=(1, 2)
+    )
     runner.warm_up(WarmupRequest(24, 64, 4, 63 * 16))
     check_there_and_back(runner)

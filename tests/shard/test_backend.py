@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tgi_trio import demo
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model import config
+from tgi_trio.shard.backend import load_runner
+from tgi_trio.whole_files import read_file
 
 # As the shard's main program does it, without a router; the rows use every kind of choice.
 SERVE = """
@@ -60,3 +67,20 @@ def test_the_cpu_kernels_serve_without_torch() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["kernels", "True", "False"]
+
+
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
+@pytest.mark.usefixtures("one_thread")
+def test_config_json_is_read_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def note(path: Path) -> bytes:
+        read.append(path.name)
+        return read_file(path)
+
+    monkeypatch.setattr(config, "read_file", note)
+    settings = ShardSettings(
+        model_path=demo.model_path(), cpu_backend=backend, cpu_threads=1, max_lora_rank=8
+    )
+    load_runner(settings)
+    assert read.count("config.json") == 1

@@ -16,6 +16,7 @@ from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import GreedyRecorder
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
@@ -89,7 +90,9 @@ def test_torch(
 ) -> None:
     folder = quantise(checkpoint(family), tmp_path, store, method)
     with pytest.raises(ModelLoadError, match="which nothing here reads") as error:
-        load_torch_runner(ShardSettings(model_path=folder), sampler=GreedyRecorder())
+        load_torch_runner(
+            ShardSettings(model_path=folder), read_config(folder), sampler=GreedyRecorder()
+        )
     assert "float32, bfloat16, float16" in str(error.value)
     assert ("quantization_config" in str(error.value)) == bool(method)
 
@@ -111,7 +114,9 @@ def test_every_rank(checkpoint: Make, tmp_path: Path) -> None:
 def test_t5(checkpoint: Make, tmp_path: Path) -> None:
     folder = quantise(checkpoint("t5"), tmp_path, fp8, "fp8")
     with pytest.raises(ModelLoadError, match="which nothing here reads"):
-        load_torch_runner(ShardSettings(model_path=folder), sampler=GreedyRecorder())
+        load_torch_runner(
+            ShardSettings(model_path=folder), read_config(folder), sampler=GreedyRecorder()
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "codegen", "t5"])
@@ -120,8 +125,12 @@ def test_a_tensor_that_nobody_reads(checkpoint: Make, tmp_path: Path, family: st
     tensors = load_file(folder / "model.safetensors")
     mask = {"transformer.h.0.attn.masked_bias": torch.tensor(-1e9)}
     save_file(tensors | mask, folder / "model.safetensors", metadata={"format": "pt"})
-    load_torch_runner(ShardSettings(model_path=folder), sampler=GreedyRecorder())
+    load_torch_runner(
+        ShardSettings(model_path=folder), read_config(folder), sampler=GreedyRecorder()
+    )
     extra = {"adapter.lora_A.weight": torch.ones(2, 2)}
     save_file(tensors | extra, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"'adapter\.lora_A\.weight' .* is no part of a model"):
-        load_torch_runner(ShardSettings(model_path=folder), sampler=GreedyRecorder())
+        load_torch_runner(
+            ShardSettings(model_path=folder), read_config(folder), sampler=GreedyRecorder()
+        )

@@ -32,6 +32,7 @@ from tests.support.quantised import real_checkpoint
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.model.quantised.recognise import MADE_AT_LOAD
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
@@ -163,13 +164,15 @@ def test_weights_at_load_take_no_more_than_file_and_result(tmp_path: Path) -> No
 import json, sys
 from pathlib import Path
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.machine.memory import peak_bytes, reset_peak
 import torch
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 torch.nn.functional.linear(torch.ones(2, 64), torch.ones(64, 64))
 base = reset_peak()
-runner = load_torch_runner(ShardSettings(
-    model_path=Path({str(folder)!r}), dtype="float32", quantize="q4_k", cpu_threads=1))
+folder = Path({str(folder)!r})
+settings = ShardSettings(model_path=folder, dtype="float32", quantize="q4_k", cpu_threads=1)
+runner = load_torch_runner(settings, read_config(folder))
 print(json.dumps([peak_bytes() - base, runner.model.nbytes()]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -185,7 +188,7 @@ def test_models_of_transformers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_safetensors(tmp_path / "model.safetensors", {"some.weight": ("F32", (2, 2))})
     with pytest.raises(ConfigurationError, match=r"--quantize fp8 rounds.*through transformers"):
-        load_torch_runner(ShardSettings(model_path=tmp_path, quantize="fp8"))
+        load_torch_runner(ShardSettings(model_path=tmp_path, quantize="fp8"), read_config(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["gptq-act-g128", "ar-awq-asym", "bnb-nf4"])

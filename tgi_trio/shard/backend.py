@@ -47,12 +47,14 @@ def load_runner(
     `reading_ahead` yields them. Raises ConfigurationError for settings that cannot be served,
     ModelLoadError for a folder that cannot be used.
     """
+    _check(settings, device)
     cores = os.sched_getaffinity(0)
     if settings.speculate == 0:  # nothing is to draft
         settings = replace(settings, draft_model=None, drafter=None)
-    runner = _load_model(settings, device=device, ranks=ranks, fresh_files=fresh_files)
+    config = read_config(settings.model_path, settings.rope)
+    runner = _load_model(settings, config, device=device, ranks=ranks, fresh_files=fresh_files)
     if settings.max_lora_rank and device == CPU and isinstance(runner, KeepsRoom):
-        runner.bytes_per_adapter = largest_adapter(settings, runner.info.dtype)
+        runner.bytes_per_adapter = largest_adapter(settings, config, runner.info.dtype)
     folder = settings.draft_model
     if folder is None or find_kind(folder) is not None or (ranks is not None and ranks.rank):
         return runner
@@ -63,14 +65,13 @@ def load_runner(
 
 def _load_model(
     settings: ShardSettings,
+    config: ModelConfig,
     *,
     device: str,
     ranks: Ranks | None,
     fresh_files: frozenset[Path],
 ) -> Runner:
     """Load the model itself, with its speculation heads, if any."""
-    _check(settings, device, ranks)
-    config = read_config(settings.model_path, settings.rope)
     if settings.quantize is not None:
         check_stated(config, settings.quantize)
     limit_memory(device, settings.cuda_memory_fraction)
@@ -86,6 +87,7 @@ def _load_model(
 
     return load_torch_runner(
         settings,
+        config,
         device=device,
         ranks=ranks,
         sampler=None if chooses else NoSampler(),
@@ -102,7 +104,8 @@ def _add_draft_model(
 
     `cores`: this thread's, before `runner` was loaded. Raises what loading a model raises.
     """
-    check_draft_model(folder, model_spec(read_config(folder)))
+    config = read_config(folder)
+    check_draft_model(folder, model_spec(config))
     in_kernels = runner.info.backend.startswith("kernels")
     place, count = settings.place_on_machine
     own = replace(
@@ -129,7 +132,7 @@ def _add_draft_model(
     pinned, threads = os.sched_getaffinity(0), _torch_threads()
     os.sched_setaffinity(0, cores)
     try:
-        draft = _load_model(own, device=device, ranks=None, fresh_files=frozenset())
+        draft = _load_model(own, config, device=device, ranks=None, fresh_files=frozenset())
     finally:
         os.sched_setaffinity(0, pinned)
     if not draft.info.backend.startswith("kernels") and device == CPU:
@@ -218,7 +221,7 @@ def _quieten_torch() -> None:
     torch.set_num_threads(1)
 
 
-def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
+def _check(settings: ShardSettings, device: str) -> None:
     """Raise ConfigurationError for what the CPU kernels alone can do, where they cannot serve, and
     for what they cannot.
     """

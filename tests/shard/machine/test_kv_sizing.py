@@ -111,7 +111,9 @@ def test_the_largest_adapter_has_all_linears(model: str) -> None:
 
 def test_bytes_of_an_adapter_follow_the_dtype() -> None:
     settings = ShardSettings(model_path=demo.model_path(), max_lora_rank=8)
-    assert largest_adapter(settings, "float32") == 2 * largest_adapter(settings, "bfloat16") > 0
+    config = read_config(settings.model_path)
+    narrow = largest_adapter(settings, config, "bfloat16")
+    assert largest_adapter(settings, config, "float32") == 2 * narrow > 0
 
 
 def test_states_get_half_of_what_is_left_at_most_and_no_more_than_can_run() -> None:

@@ -18,6 +18,7 @@ from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated, load
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -72,7 +73,7 @@ def test_grammars_and_drafts(model: Maker, family: str) -> None:
     assert expected[0] != write(own.golden, prompts[0], by_grammar=False)
     sampler = Sampler(VOCAB_SIZE, [], torch.device("cpu"), grammars=OddThenEven())
     settings = ShardSettings(model_path=own.folder, speculate=2)
-    runner = load_torch_runner(settings, sampler=sampler)
+    runner = load_torch_runner(settings, read_config(settings.model_path), sampler=sampler)
     runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
     told = Told(expected, prompts)
     with arena() as memory:

@@ -265,7 +265,7 @@ def test_layers_of_its_own_draft_behind_images(model: Maker, kernels: bool, tmp_
             runner = load_cpu_runner(settings, read_config(folder), sampler=recorder)
             at_end.callback(runner.close)
         else:
-            runner = load_torch_runner(settings, sampler=recorder)
+            runner = load_torch_runner(settings, read_config(settings.model_path), sampler=recorder)
         runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
         shard = Shard(runner, own.tower, memory, rules=own.rules)
         prompts = own.prompts()[:2]

@@ -163,7 +163,9 @@ def ranks_of(folder: Path, size: int, sampler: RowSampler, **options: Any) -> It
 
         def load(rank: int) -> Runner:
             chooses = NoSampler() if rank else sampler
-            return load_torch_runner(settings, ranks=members[rank], sampler=chooses)
+            return load_torch_runner(
+                settings, read_config(settings.model_path), ranks=members[rank], sampler=chooses
+            )
 
         yield Ranks(together, together(load))
 

@@ -31,6 +31,7 @@ from tests.shard.torch_backend.stand_in_support import (
 )
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.attention import spans
@@ -200,4 +201,4 @@ class Crowd:
         told = ShardSettings(model_path=folder, batch_invariant=True, **options)
         said = f"--batch-invariant cannot be kept: .*{reason}"
         with StandInDevice(), pytest.raises(ConfigurationError, match=said):
-            load_torch_runner(told, device="cuda:0")
+            load_torch_runner(told, read_config(told.model_path), device="cuda:0")

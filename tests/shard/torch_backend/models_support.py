@@ -18,6 +18,7 @@ from tests.shard.torch_backend.own_names import CASES
 from tgi_trio.ipc.messages import SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import FAMILIES
 from tgi_trio.shard.contract import (
     Choices,
@@ -148,7 +149,13 @@ def load(
     """Return a warmed-up runner and its sampler; `options` are fields of ShardSettings."""
     sampler = GreedyRecorder()
     settings = ShardSettings(model_path=folder, **options)
-    runner = load_torch_runner(settings, device=device, sampler=sampler, graph_sizes=graph_sizes)
+    runner = load_torch_runner(
+        settings,
+        read_config(settings.model_path),
+        device=device,
+        sampler=sampler,
+        graph_sizes=graph_sizes,
+    )
     runner.warm_up(WarmupRequest(64, 256, 16, (blocks - 1) * BLOCK))
     return runner, sampler
 

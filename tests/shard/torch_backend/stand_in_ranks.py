@@ -18,6 +18,7 @@ from tgi_trio.ipc.channel import LeaderEnd, ShardEnd
 from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import StepPlan, StepResult
 from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
@@ -157,6 +158,7 @@ def two_ranks(
         with turns.take():  # stages tell one another what they keep
             runner: Any = load_torch_runner(
                 told,
+                read_config(told.model_path),
                 device="cuda:1",
                 ranks=ranks,
                 sampler=follower.NoSampler(),
@@ -178,6 +180,7 @@ def two_ranks(
         with turns.take():
             own: Any = load_torch_runner(
                 told,
+                read_config(told.model_path),
                 device="cuda:0",
                 ranks=ranks,
                 sampler=sampler,

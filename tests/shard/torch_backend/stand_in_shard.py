@@ -17,6 +17,7 @@ from tests.shard.torch_backend.stand_in_support import BLOCKS, TakingTurns
 from tgi_trio.ipc.channel import ShardEnd
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.loop import worker
 from tgi_trio.shard.runner import Runner
@@ -80,7 +81,11 @@ class DeviceShard:
 
     def _load(self) -> Runner:
         return load_torch_runner(
-            self._settings, device="cuda:0", graph_sizes=self._graphs, grammars=TakingTurns()
+            self._settings,
+            read_config(self._settings.model_path),
+            device="cuda:0",
+            graph_sizes=self._graphs,
+            grammars=TakingTurns(),
         )
 
 

@@ -20,6 +20,7 @@ from tests.shard.torch_backend.models_support import BLOCK
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import (
     ShardSequence,
     StepPlan,
@@ -53,7 +54,9 @@ def start(
 ) -> Runner:
     """Return a runner of a checkpoint, warmed up."""
     told = ShardSettings(model_path=folder, dtype="float32", **settings)
-    runner = load_torch_runner(told, device=where, graph_sizes=graphs, grammars=grammars)
+    runner = load_torch_runner(
+        told, read_config(told.model_path), device=where, graph_sizes=graphs, grammars=grammars
+    )
     real = where == "cpu" or torch.cuda.is_available()
     with contextlib.nullcontext() if real else current_device().idle():
         runner.warm_up(request)

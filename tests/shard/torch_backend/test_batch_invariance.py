@@ -27,6 +27,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.backend import load_runner
 
 need_triton()
@@ -122,7 +123,11 @@ def test_every_part_of_a_model_is_told(
 ) -> None:
     options = ShardSettings(model_path=checkpoint(family), batch_invariant=invariant, **settings)
     with StandInDevice() as device, device.idle():
-        parts = told(load_torch_runner(options, device="cuda:0", graph_sizes=(1, 2)))
+        parts = told(
+            load_torch_runner(
+                options, read_config(options.model_path), device="cuda:0", graph_sizes=(1, 2)
+            )
+        )
     attention = {"hy_v4": "PagedIndexedAttention", "qwen4_exp_text": "PagedPooled"}
     attention["deepseek_v4"] = "PagedEntriesAttention"
     assert set(parts) >= {"Linear", "Norm", "PromptLogprobs"}
@@ -267,4 +272,4 @@ def test_the_cpu_kernels_take_the_flag(checkpoint: Checkpoint) -> None:
 def test_torch_on_a_cpu_refuses_it(checkpoint: Checkpoint) -> None:
     told = ShardSettings(model_path=checkpoint("llama"), batch_invariant=True)
     with pytest.raises(ConfigurationError, match="torch computes the model on cpu"):
-        load_torch_runner(told, device="cpu")
+        load_torch_runner(told, read_config(told.model_path), device="cpu")

@@ -67,7 +67,9 @@ def test_torch_reads_what_is_claimed(
     folder = checkpoint(family, **changes)
     claims = claims_of(folder)
     with recorded(monkeypatch, SafetensorsFiles, "tensor") as read:
-        load_torch_runner(ShardSettings(model_path=folder), sampler=GreedyRecorder())
+        load_torch_runner(
+            ShardSettings(model_path=folder), read_config(folder), sampler=GreedyRecorder()
+        )
     needed = claims.needed.keys()
     assert needed <= read <= needed | claims.known.keys()
     stored = read_tensors(

@@ -33,6 +33,7 @@ from tgi_trio import devices
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine import accelerator, device
@@ -235,7 +236,9 @@ def test_tokens_are_those_without_graphs(checkpoint: Callable[..., Path], family
     folder, texts, new = checkpoint(family), prompts(6, longest=20), 12
 
     def answers(sizes: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
-        runner = load_torch_runner(ShardSettings(model_path=folder), sampler=GreedyRecorder())
+        runner = load_torch_runner(
+            ShardSettings(model_path=folder), read_config(folder), sampler=GreedyRecorder()
+        )
         assert isinstance(runner, TorchRunner) and isinstance(runner.model, Decoder)
         capture = Recording()
         runner._graphs = DecodeGraphs(runner.model.forward, FixedAttention(), capture, sizes, CPU)
@@ -317,11 +320,19 @@ def test_flags_of_a_device_are_refused_only_without_one() -> None:
 def test_graphs_that_cannot_be_recorded_are_told(
     checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str], family: str, why: str
 ) -> None:
-    load_torch_runner(ShardSettings(model_path=checkpoint(family)), graph_sizes=(1, 2))
+    load_torch_runner(
+        ShardSettings(model_path=checkpoint(family)),
+        read_config(checkpoint(family)),
+        graph_sizes=(1, 2),
+    )
     assert f"no CUDA graphs are recorded, --cuda-graphs has no effect: {why}" in (
         capsys.readouterr().err
     )
-    load_torch_runner(ShardSettings(model_path=checkpoint(family)), graph_sizes=())
+    load_torch_runner(
+        ShardSettings(model_path=checkpoint(family)),
+        read_config(checkpoint(family)),
+        graph_sizes=(),
+    )
     assert "graphs" not in capsys.readouterr().err
 
 

@@ -16,6 +16,7 @@ from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import BLOCK, prompts
 from tests.support.quantised import DATA, quantise, real_checkpoint
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
@@ -118,7 +119,7 @@ def test_experts_that_are_not_stored_alike_are_numbers(
     told = ShardSettings(model_path=folder, dtype="float32")
     with StandInDevice():
         for kind in (grouped_matrices.CodedMatrices, grouped_matrices.PlainMatrices):
-            runner = load_torch_runner(told, device="cuda:0")
+            runner = load_torch_runner(told, read_config(told.model_path), device="cuda:0")
             assert isinstance(runner, TorchRunner) and isinstance(runner.model, Decoder)
             for layer in runner.model.layers:
                 assert isinstance(layer.mlp, ExpertsMlp) and layer.mlp.grouped is not None

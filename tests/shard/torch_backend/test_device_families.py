@@ -21,6 +21,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     start,
 )
 from tgi_trio.ipc.shard_settings import ShardSettings  # noqa: E402
+from tgi_trio.model.config import read_config  # noqa: E402
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import dividing, few_heads  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares  # noqa: E402
@@ -155,7 +156,9 @@ def test_products_are_joined_where_batch_invariance_is_kept(
     with StandInDevice():
         for kept in (False, True):
             settings = ShardSettings(model_path=folder, dtype="float32", batch_invariant=kept)
-            runner: Any = load_torch_runner(settings, device="cuda:0")
+            runner: Any = load_torch_runner(
+                settings, read_config(settings.model_path), device="cuda:0"
+            )
             joined = [list_joined(layer) for layer in runner.model.layers]
             assert {each.whole.invariant for layer in joined for each in layer} == {kept}
             found.append([len(each) for each in joined])

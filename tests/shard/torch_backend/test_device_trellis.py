@@ -24,6 +24,7 @@ from tests.support.exl3 import EXL3, store_exl3
 from tests.support.quantised import Array, Tensors, quantise
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
@@ -207,7 +208,9 @@ def count_launches(
         made = quantise(source, folder / str(layers), store, EXL3, endings=EVERY)
         with StandInDevice() as device:
             told = ShardSettings(model_path=made, dtype=dtype)
-            runner = load_torch_runner(told, device="cuda:0", graph_sizes=())
+            runner = load_torch_runner(
+                told, read_config(told.model_path), device="cuda:0", graph_sizes=()
+            )
             with device.idle():
                 runner.warm_up(WarmupRequest(96, 128, 4, 63 * BLOCK))
             (row,) = sequences([list(range(3, 83))], new=4)

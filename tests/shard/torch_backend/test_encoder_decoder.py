@@ -29,6 +29,7 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.sampling.base import RowSampler
@@ -106,7 +107,9 @@ def served(folder: Path, sampler: RowSampler, ranks: int) -> Iterator[Runner]:
         if ranks > 1:
             runner: Runner = stack.enter_context(ranks_of(folder, ranks, sampler))
         else:
-            runner = load_torch_runner(ShardSettings(model_path=folder), sampler=sampler)
+            runner = load_torch_runner(
+                ShardSettings(model_path=folder), read_config(folder), sampler=sampler
+            )
         runner.warm_up(WarmupRequest(64, 256, 16, 512 * BLOCK))
         yield runner
 
@@ -290,7 +293,9 @@ def test_what_cannot_be_split_is_refused(
 
 
 def test_each_rank_holds_its_part(checkpoint: Checkpoint) -> None:
-    whole = load_torch_runner(ShardSettings(model_path=checkpoint("t5")))
+    whole = load_torch_runner(
+        ShardSettings(model_path=checkpoint("t5")), read_config(checkpoint("t5"))
+    )
     with ranks_of(checkpoint("t5"), 2, GreedyRecorder()) as halves:
         parts = [runner.model.nbytes() for runner in halves.runners]  # type: ignore[attr-defined]
         infos = [runner.info.kv_bytes_per_token for runner in halves.runners]
@@ -309,17 +314,19 @@ def test_bad_checkpoints_are_named(checkpoint: Checkpoint, tmp_path: Path) -> No
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"feed_forward_proj": "odd-relu"}))
     with pytest.raises(ModelLoadError, match="'odd-relu' is neither"):
-        load_torch_runner(ShardSettings(model_path=folder))
+        load_torch_runner(ShardSettings(model_path=folder), read_config(folder))
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(folder / "model.safetensors")
     name = "decoder.block.1.layer.1.EncDecAttention.k.weight"
     save_file({k: v for k, v in tensors.items() if k != name}, folder / "model.safetensors")
     with pytest.raises(ModelLoadError, match=f"'{name}' is missing"):
-        load_torch_runner(ShardSettings(model_path=folder))
+        load_torch_runner(ShardSettings(model_path=folder), read_config(folder))
 
 
 def test_weights_are_counted_once(checkpoint: Checkpoint) -> None:
-    runner = load_torch_runner(ShardSettings(model_path=checkpoint("t5")))
+    runner = load_torch_runner(
+        ShardSettings(model_path=checkpoint("t5")), read_config(checkpoint("t5"))
+    )
     assert isinstance(runner, TorchRunner) and isinstance(runner.model, T5)
     parameters = sum(p.nbytes for p in Golden(checkpoint("t5")).model.parameters())
     assert 0.95 * parameters < runner.model.nbytes() <= parameters

@@ -244,4 +244,4 @@ def test_layers_without_a_source_are_refused(checkpoint: Checkpoint, tmp_path: P
     text = (folder / "config.json").read_text().replace('shared_layers": 2', 'shared_layers": 4')
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelLoadError, match="no layer whose keys and values are read"):
-        load_torch_runner(ShardSettings(model_path=tmp_path))
+        load_torch_runner(ShardSettings(model_path=tmp_path), read_config(tmp_path))

@@ -20,11 +20,13 @@ from pathlib import Path
 from tests.shard.torch_backend.models_support import advance, sequence
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.machine.device_memory import peak_bytes, reset_peak
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 torch.set_num_threads(1)
-runner = load_torch_runner(ShardSettings(model_path=Path(sys.argv[1])))
+folder = Path(sys.argv[1])
+runner = load_torch_runner(ShardSettings(model_path=folder), read_config(folder))
 runner.warm_up(WarmupRequest(64, {PROMPT} + 16, 1, {PROMPT} + 16))
 prompt = [3 + i * i % ({VOCAB} - 3) for i in range({PROMPT})]
 row = sequence(0, prompt, range(1, {PROMPT} // 16 + 2), new=1, prompt_logprobs=True)

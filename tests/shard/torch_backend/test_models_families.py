@@ -270,10 +270,20 @@ def test_a_model_says_whether_its_blocks_may_serve_another_sequence(
     tmp_path: Path, family: str, changes: dict[str, Any], reuse: bool
 ) -> None:
     make_checkpoint(tmp_path, family, **changes)
-    assert load_torch_runner(ShardSettings(model_path=tmp_path)).info.prefix_reuse is reuse
+    assert (
+        load_torch_runner(
+            ShardSettings(model_path=tmp_path), read_config(tmp_path)
+        ).info.prefix_reuse
+        is reuse
+    )
 
 
 def test_frequencies_that_change_with_the_length_forbid_reuse(tmp_path: Path) -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     make_checkpoint(tmp_path, "llama", rope_parameters=scaling)
-    assert load_torch_runner(ShardSettings(model_path=tmp_path)).info.prefix_reuse is False
+    assert (
+        load_torch_runner(
+            ShardSettings(model_path=tmp_path), read_config(tmp_path)
+        ).info.prefix_reuse
+        is False
+    )

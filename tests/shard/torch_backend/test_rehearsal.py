@@ -15,6 +15,7 @@ from tests.shard.torch_backend.models_support import BLOCK
 from tests.shard.torch_backend.test_warm_kernels import Key, compiled_for
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.torch_backend import device_parts, torch_loading, torch_runner
 from tgi_trio.shard.torch_backend.attention import dividing
 from tgi_trio.shard.torch_backend.compiling.ahead import ZeroedMemory
@@ -56,7 +57,9 @@ def test_kernels_stay_in_their_memory(
     told = ShardSettings(model_path=folder, dtype="float32", **settings)
     draw, launched, sanitizer = random.Random(case), list[str](), Sanitizer(bounds_only=True)
     with StandInDevice() as device:
-        runner = load_torch_runner(told, device="cuda:0", graph_sizes=graphs)
+        runner = load_torch_runner(
+            told, read_config(told.model_path), device="cuda:0", graph_sizes=graphs
+        )
         launch = device.launch_kernel
 
         def launch_some(function: Any, *args: Any, **kwargs: Any) -> None:
@@ -84,7 +87,10 @@ def test_nothing_is_begun_that_nobody_ends(
     begun: list[object] = []
     monkeypatch.setattr(torch_loading, "begin_early", begun.append)
     for family, expected in (("codegen", 0), ("llama", 1)):
-        load_torch_runner(ShardSettings(model_path=checkpoint(family), dtype="float32"))
+        load_torch_runner(
+            ShardSettings(model_path=checkpoint(family), dtype="float32"),
+            read_config(checkpoint(family)),
+        )
         assert len(begun) == expected
 
 
@@ -114,7 +120,9 @@ def test_what_chooses_is_asked_for_before_a_model_is_loaded(
         monkeypatch.setattr(device, "launch_kernel", note)
         monkeypatch.setattr(device_parts, "rehearse_early", rehearse)
         told = ShardSettings(model_path=folder, dtype="bfloat16")
-        runner = load_torch_runner(told, device="cuda:0", graph_sizes=(1, 2))
+        runner = load_torch_runner(
+            told, read_config(told.model_path), device="cuda:0", graph_sizes=(1, 2)
+        )
         assert not late
         runner.warm_up(WarmupRequest(40, 64, 3, 31 * BLOCK))
     assert late and late <= early

@@ -25,6 +25,7 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import ShardSequence, StepResult
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.runner import Runner
@@ -110,7 +111,9 @@ def layered(checkpoint: Callable[..., Path], family: str) -> tuple[Path, Path]:
 
 def start(folder: Path, where: str, graphs: tuple[int, ...] = (), dtype: str = "float32") -> Runner:
     settings = ShardSettings(model_path=folder, dtype=dtype)
-    runner = load_torch_runner(settings, device=where, graph_sizes=graphs)
+    runner = load_torch_runner(
+        settings, read_config(settings.model_path), device=where, graph_sizes=graphs
+    )
     with contextlib.nullcontext() if where == "cpu" else current_device().idle():
         runner.warm_up(WarmupRequest(8, 64, 4, 31 * BLOCK))
     return runner

@@ -25,6 +25,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.fallback import fallback_runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -130,7 +131,7 @@ def test_a_tensor_that_transformers_would_make_up_is_named(
     del tensors["transformer.h.1.mlp.fc_in.weight"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"'transformer.h.1.mlp.fc_in.weight' is missing"):
-        load_torch_runner(ShardSettings(model_path=folder))
+        load_torch_runner(ShardSettings(model_path=folder), read_config(folder))
 
 
 def test_a_repeated_step_through_a_cache(checkpoint: Checkpoint) -> None:

@@ -14,6 +14,7 @@ from tests.shard.torch_backend.interpreter import launch_to_compile, need_triton
 from tests.shard.torch_backend.models_support import BLOCK, plan, sequence, tables
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 need_triton()
@@ -136,7 +137,9 @@ def test_serving_compiles_nothing(
 
     monkeypatch.setattr(device, "launch_kernel", note)
     told = ShardSettings(model_path=checkpoint(family), dtype="bfloat16", **settings)
-    runner = load_torch_runner(told, device="cuda:0", graph_sizes=graphs)
+    runner = load_torch_runner(
+        told, read_config(told.model_path), device="cuda:0", graph_sizes=graphs
+    )
     runner.warm_up(WarmupRequest(40, 64, ROWS, 31 * BLOCK))
     if runner.adapters is not None:
         install(runner, 1, tmp_path / "adapter")
@@ -205,6 +208,8 @@ def test_what_may_be_chosen_for_few_rows_is_compiled_ahead(
     monkeypatch.setattr(device_parts, "RecordedTime", Times)
     monkeypatch.setattr(torch_runner, "compile_ahead", rehearse)
     told = ShardSettings(model_path=checkpoint(family), dtype="bfloat16")
-    runner = load_torch_runner(told, device="cuda:0", graph_sizes=(1, 2))
+    runner = load_torch_runner(
+        told, read_config(told.model_path), device="cuda:0", graph_sizes=(1, 2)
+    )
     runner.warm_up(WarmupRequest(40, 64, ROWS, 31 * BLOCK))
     assert len(seen) > 10 and seen <= ahead, seen - ahead

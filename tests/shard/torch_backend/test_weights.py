@@ -19,6 +19,7 @@ from tests.shard.torch_backend.models_support import GreedyRecorder, generated, 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
@@ -43,7 +44,7 @@ def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
 
 def _load(folder: Path, **options: Any) -> TorchRunner:
     settings = ShardSettings(model_path=folder, **options)
-    runner = load_torch_runner(settings, sampler=GreedyRecorder())
+    runner = load_torch_runner(settings, read_config(folder), sampler=GreedyRecorder())
     assert isinstance(runner, TorchRunner)
     return runner
 
@@ -294,13 +295,15 @@ import sys
 from pathlib import Path
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 class Nothing:
     pass
 
 settings = ShardSettings(model_path=Path({str(folder)!r}))
-load_torch_runner(settings, sampler=Nothing()).warm_up(WarmupRequest(64, 128, 4, 512))
+runner = load_torch_runner(settings, read_config(settings.model_path), sampler=Nothing())
+runner.warm_up(WarmupRequest(64, 128, 4, 512))
 unwanted = {{"transformers", "trio", "quart", "hypercorn"}} & set(sys.modules)
 print("unwanted", sorted(unwanted))
 """

@@ -6,7 +6,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope, adaptable_linears
-from tgi_trio.model.config import read_config
+from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.runner import Runner
@@ -22,12 +22,12 @@ class KeepsRoom(Runner, Protocol):
     bytes_per_adapter: int  # set aside for each that may be loaded later
 
 
-def largest_adapter(settings: ShardSettings, dtype: str) -> int:
+def largest_adapter(settings: ShardSettings, config: ModelConfig, dtype: str) -> int:
     """Return the bytes of an adapter of the largest rank, on all linears that may be changed.
 
     `dtype`: the model's. With several ranks it is what a single rank would need.
     """
-    spec = decoder_spec(read_config(settings.model_path, settings.rope))
+    spec = decoder_spec(config)
     if spec is None:
         return 0
     numbers = count_numbers(spec, settings.max_lora_rank, AdapterScope.of(settings.adapter_scope))

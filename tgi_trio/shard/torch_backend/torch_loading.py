@@ -23,7 +23,7 @@ from tgi_trio.model.check import (
     rounding_refusal,
     stages_refusal,
 )
-from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
+from tgi_trio.model.config import ModelConfig, RopeScaling
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.specs.t5 import T5Spec
@@ -57,6 +57,7 @@ from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 def load_torch_runner(
     settings: ShardSettings,
+    config: ModelConfig,
     *,
     device: str = "cpu",
     ranks: Ranks | None = None,
@@ -65,7 +66,7 @@ def load_torch_runner(
     graph_sizes: tuple[int, ...] = (),
     fresh_files: frozenset[Path] = frozenset(),
 ) -> Runner:
-    """Load `settings.model_path`, as written by `save_pretrained`.
+    """Load `settings.model_path`, as written by `save_pretrained`; `config` is what it states.
 
     `device`: a torch device's name; `graph_sizes`: batch sizes whose decodes are recorded, if the
     device and the model allow it. `sampler` None: make one for the model, which serves `grammars`,
@@ -74,7 +75,7 @@ def load_torch_runner(
     be used, ConfigurationError for settings that cannot.
     """
     began = time.monotonic_ns()
-    config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
+    where = resolve_device(device)
     target = _find_target(settings, config, where, ranks)
     if target.stages > 1:
         warn_no_graphs(graph_sizes, "other ranks compute layers of each step")

@@ -22,6 +22,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.messages import PrefillRow, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.plan_parts import slice_plan
@@ -216,7 +217,7 @@ def test_a_sequence_that_comes_back_goes_on_as_before(
 
 def test_slots_take_what_the_books_say(checkpoint: Checkpoint) -> None:
     settings = ShardSettings(model_path=checkpoint("lfm2"))
-    runner = load_torch_runner(settings, sampler=GreedyRecorder())
+    runner = load_torch_runner(settings, read_config(settings.model_path), sampler=GreedyRecorder())
     found = runner.warm_up(WarmupRequest(64, 256, 64, 1600))
     # Two layers keep two inputs of 64 channels each.
     assert runner.info.state_bytes == 2 * 2 * 64 * 4
