@@ -14,7 +14,7 @@ from tgi_trio.router.http.response_store import (
     ResponseStore,
     StoredConversation,
     StoredResponse,
-    Turn,
+    StoredTurn,
 )
 
 
@@ -27,9 +27,9 @@ class Told:
     item: str
 
 
-def response(id: str, before: Turn | None = None, caller: bytes = b"a", size: int = 10):
+def response(id: str, before: StoredTurn | None = None, caller: bytes = b"a", size: int = 10):
     """Return a response whose item is called as itself."""
-    turn = Turn(before, b"given %b" % id.encode(), b"." * size)
+    turn = StoredTurn(before, b"given %b" % id.encode(), b"." * size)
     return StoredResponse(id, caller, b"body", turn, ItemIds.of([f"item of {id}"]))
 
 
@@ -114,9 +114,9 @@ def test_a_turn_that_was_forgotten_while_the_next_was_written_counts_again() -> 
 
 def test_an_item_is_found_in_the_last_response_that_has_it() -> None:
     store = ResponseStore()
-    store.keep(StoredResponse("r1", b"a", b"", Turn(None, b"", b""), ItemIds.of("x")))
-    store.keep(StoredResponse("r2", b"a", b"", Turn(None, b"", b""), ItemIds.of("x")))
-    store.keep(StoredResponse("r3", b"b", b"", Turn(None, b"", b""), ItemIds.of("x")))
+    store.keep(StoredResponse("r1", b"a", b"", StoredTurn(None, b"", b""), ItemIds.of("x")))
+    store.keep(StoredResponse("r2", b"a", b"", StoredTurn(None, b"", b""), ItemIds.of("x")))
+    store.keep(StoredResponse("r3", b"b", b"", StoredTurn(None, b"", b""), ItemIds.of("x")))
     store.forget("r1", b"a")
     found = store.find_by_item("x", b"a")
     assert found is not None and found.id == "r2"
@@ -140,7 +140,7 @@ def test_items_of_responses_with_many_are_found_as_those_with_few(
     source = random.Random(seed)
     store, told = ResponseStore(20_000), list[StoredResponse]()
     for number in range(300):
-        turn = Turn(None, b"", b"." * source.randrange(900))
+        turn = StoredTurn(None, b"", b"." * source.randrange(900))
         items = source.choices("abcdefgh", k=source.randrange(7))
         ids = ItemIds.of(items).answer(source.choices("hijkl", k=2))
         one = StoredResponse(f"r{number}", source.choice((b"a", b"b")), b"", turn, ids)
@@ -162,8 +162,10 @@ def test_items_of_responses_with_many_are_found_as_those_with_few(
 def test_an_item_is_found_while_any_response_has_it() -> None:
     """A client may name it in later requests, and delete the responses to these."""
     store = ResponseStore()
-    store.keep(StoredResponse("r1", b"a", b"", Turn(None, b"", b""), ItemIds.of("x")))
-    store.keep(StoredResponse("r2", b"a", b"", Turn(None, b"", b""), ItemIds.of("x").answer("x")))
+    store.keep(StoredResponse("r1", b"a", b"", StoredTurn(None, b"", b""), ItemIds.of("x")))
+    store.keep(
+        StoredResponse("r2", b"a", b"", StoredTurn(None, b"", b""), ItemIds.of("x").answer("x"))
+    )
     store.forget("r2", b"a")
     found = store.find_by_item("x", b"a")
     assert found is not None and found.id == "r1"
@@ -192,7 +194,7 @@ def test_small_ones_take_no_more_memory_than_is_counted(items: int) -> None:
     try:
         before = tracemalloc.get_traced_memory()[0]
         for number in range(4000 // items):
-            turn = Turn(None, bytes(60), bytes(60))
+            turn = StoredTurn(None, bytes(60), bytes(60))
             ids = ItemIds.of(f"msg_{number:024d}{i:024d}" for i in range(items))
             store.keep(StoredResponse(f"resp_{number:048d}", bytes(32), bytes(99), turn, ids))
         taken = tracemalloc.get_traced_memory()[0] - before

@@ -16,7 +16,7 @@ from tests.router.http.served import Answer, Client, served
 from tests.router.http.test_route_metrics import counted
 from tests.router.media.sound_files import make_sound
 from tgi_trio.router.http.messages import body_reader
-from tgi_trio.router.http.messages.multipart import Form, read_form
+from tgi_trio.router.http.messages.multipart import FormData, read_form
 from tgi_trio.router.http.routes import transcriptions
 from tgi_trio.router.media.audio_model import AudioModel
 from tgi_trio.router.media.image_model import ImageModel
@@ -186,7 +186,7 @@ async def test_what_is_wrong_with_a_form_is_said(body: bytes, said: str, param: 
 async def test_a_large_form_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     beside: list[bool] = []
 
-    def read_somewhere(headers: dict[bytes, bytes], body: bytes) -> Form:
+    def read_somewhere(headers: dict[bytes, bytes], body: bytes) -> FormData:
         beside.append(threading.current_thread() is not threading.main_thread())
         return read_form(headers, body)
 

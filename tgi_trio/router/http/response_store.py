@@ -3,8 +3,7 @@
 A response is found by its id, and each item of its conversation by the item's. What is used least
 recently is forgotten first, once all of it together is larger than --response-store-bytes.
 
-Responses that are still computed, in the background, are counted as well, and found by their ids;
-so are conversations, as /v1/conversations has them.
+Responses that are still computed, and conversations, are counted as well and found by their ids.
 
 A conversation is a chain of turns: `resp_2`, which went on from `resp_1`, holds what it added and
 the turn before. A response can be forgotten while later ones still need its turn.
@@ -34,10 +33,10 @@ _INDEXED = 4096
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Turn:
+class StoredTurn:
     """What one request added to a conversation, as JSON lists of items."""
 
-    before: Turn | None
+    before: StoredTurn | None
     given: bytes
     answered: bytes
     holders: int = 0  # responses and later turns that need it; counted by the store
@@ -108,7 +107,7 @@ class StoredResponse:
     id: str
     caller: bytes  # whose it is: `api_keys.name_caller`
     body: bytes  # as the client got it
-    turn: Turn
+    turn: StoredTurn
     item_ids: ItemIds = NO_ITEMS  # of what was given and answered
     background: bool = False
     log: EventLog | None = None  # its events, all of them, if they may be read again
@@ -134,7 +133,7 @@ class StoredConversation:
     items: dict[str, bytes] = field(default_factory=dict)  # JSON by id, in order
     size: int = _RECORD  # bytes
     # Of the last response, where its turn and those before it are all that is there.
-    turn: ref[Turn] | None = None
+    turn: ref[StoredTurn] | None = None
 
 
 def measure_items(conversation: StoredConversation, items: Mapping[str, bytes]) -> int:
@@ -149,7 +148,7 @@ class RunningResponse(Protocol):
 
     id: str
     caller: bytes
-    turn: Turn  # without its answer
+    turn: StoredTurn  # without its answer
     log: EventLog | None
 
     def show(self) -> bytes:
@@ -286,13 +285,15 @@ class ResponseStore:
         conversation.metadata = metadata
 
     def add_items(
-        self, conversation: StoredConversation, items: Mapping[str, bytes], turn: Turn | None = None
+        self,
+        conversation: StoredConversation,
+        items: Mapping[str, bytes],
+        turn: StoredTurn | None = None,
     ) -> None:
         """Add items, JSON by id; one whose id is there takes its place.
 
         `turn`: that of a response, if it and those before it are all that is there then. Nothing
-        happens where the conversation was forgotten meanwhile. It is forgotten, and nothing else,
-        where it would be larger than all that may be kept.
+        happens where the conversation was forgotten; it alone is, once it is larger than the store.
         """
         if self._kept.get(conversation.id) is not conversation:
             return
@@ -320,10 +321,10 @@ class ResponseStore:
     def check(self) -> None:
         """Raise RuntimeError if what is counted is not what is there."""
         responses = [each for each in self._kept.values() if isinstance(each, StoredResponse)]
-        turns: dict[int, Turn] = {}
+        turns: dict[int, StoredTurn] = {}
         holders: dict[int, int] = {}
         for response in responses:
-            turn: Turn | None = response.turn
+            turn: StoredTurn | None = response.turn
             while turn is not None:
                 holders[id(turn)] = holders.get(id(turn), 0) + 1
                 if id(turn) in turns:
@@ -369,7 +370,7 @@ class ResponseStore:
         self.used -= response.size
         self._let_go(response.turn)
 
-    def _hold(self, turn: Turn) -> None:
+    def _hold(self, turn: StoredTurn) -> None:
         """Count a new turn, and those before it that were forgotten while it was written."""
         turn.holders = 1
         self.used += turn.size
@@ -380,7 +381,7 @@ class ResponseStore:
             self.used += before.size
             turn = before
 
-    def _let_go(self, turn: Turn | None) -> None:
+    def _let_go(self, turn: StoredTurn | None) -> None:
         """Count one need less of a turn, and of those before it if none is left."""
         while turn is not None:
             turn.holders -= 1

@@ -21,7 +21,7 @@ from tgi_trio.router.http.messages.events import (
     NativeEvents,
     QueryEvents,
 )
-from tgi_trio.router.http.messages.extras import Shown
+from tgi_trio.router.http.messages.extras import TokenExtras
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.render import number_json
 from tgi_trio.router.http.messages.usage import UsageCount
@@ -31,7 +31,7 @@ from tgi_trio.router.text.output import OutputText
 Make = Callable[[], NativeEvents | ChatEvents | CompletionEvents]
 TOKENIZER = byte_tokenizer()
 ENVELOPE = Envelope("chatcmpl-1", 0, "m", "f")
-SHOWN = Shown(LogprobWriter(TOKENIZER))
+SHOWN = TokenExtras(LogprobWriter(TOKENIZER))
 FAMILIES: dict[str, tuple[bool, Make, Callable[[Any], str]]] = {
     "native": (True, lambda: NativeEvents("", True), lambda event: event["token"]["text"]),
     "queries": (

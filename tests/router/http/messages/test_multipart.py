@@ -8,14 +8,14 @@ import httpx
 import pytest
 
 from tgi_trio.router.http.messages import multipart
-from tgi_trio.router.http.messages.multipart import Form, read_form
+from tgi_trio.router.http.messages.multipart import FormData, read_form
 from tgi_trio.router.http.messages.problems import BodyRejected
 
 BOUNDARY = b"--x-y"
 HEADERS = {b"content-type": b"multipart/form-data; boundary=" + BOUNDARY}
 
 
-def read(*parts: bytes) -> Form:
+def read(*parts: bytes) -> FormData:
     body = b"".join(b"--%b\r\n%b\r\n" % (BOUNDARY, each) for each in parts)
     return read_form(HEADERS, b"%b--%b--\r\n" % (body, BOUNDARY))
 

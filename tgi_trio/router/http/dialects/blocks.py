@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tgi_trio.router.delta import Delta
 
 
-class Kind(enum.Enum):
+class BlockKind(enum.Enum):
     """The kind of a block."""
 
     THOUGHT = "thought"
@@ -21,7 +21,7 @@ class Kind(enum.Enum):
     CALL = "call"
 
 
-class Change(enum.Enum):
+class BlockChange(enum.Enum):
     """What happens to a block."""
 
     OPEN = "open"
@@ -33,7 +33,7 @@ class Change(enum.Enum):
 class Block:
     """A part of an answer that is of one kind."""
 
-    kind: Kind
+    kind: BlockKind
     index: int  # among the blocks of the answer
     name: str = ""  # of the function that is called
     call_id: str = ""
@@ -52,20 +52,20 @@ class Blocks:
         self.all: list[Block] = []
         self._open = False
 
-    def take(self, delta: Delta) -> Iterator[tuple[Change, Block, str]]:
+    def take(self, delta: Delta) -> Iterator[tuple[BlockChange, Block, str]]:
         """Yield the changes by a delta: the change, the block, and the new text of `MORE`."""
         if delta.thought:
-            yield from self._add(Kind.THOUGHT, delta.thought)
+            yield from self._add(BlockKind.THOUGHT, delta.thought)
         if delta.content:
-            yield from self._add(Kind.TEXT, delta.content)
+            yield from self._add(BlockKind.TEXT, delta.content)
         for news in delta.calls:
             if news.id is not None:
                 yield from self.close()
-                yield self._begin(Block(Kind.CALL, len(self.all), news.name or "", news.id))
+                yield self._begin(Block(BlockKind.CALL, len(self.all), news.name or "", news.id))
             if news.arguments:
                 block = self.all[-1]
                 block.pieces.append(news.arguments)
-                yield Change.MORE, block, news.arguments
+                yield BlockChange.MORE, block, news.arguments
 
     def extend(self, delta: Delta) -> tuple[Block, str] | None:
         """Add a delta that only continues the open block, as nearly all do.
@@ -75,9 +75,9 @@ class Blocks:
         if not self._open or delta.calls:
             return None
         block = self.all[-1]
-        if block.kind is Kind.TEXT and not delta.thought:
+        if block.kind is BlockKind.TEXT and not delta.thought:
             text = delta.content
-        elif block.kind is Kind.THOUGHT and not delta.content:
+        elif block.kind is BlockKind.THOUGHT and not delta.content:
             text = delta.thought
         else:
             return None
@@ -86,21 +86,21 @@ class Blocks:
         block.pieces.append(text)
         return block, text
 
-    def close(self) -> Iterator[tuple[Change, Block, str]]:
+    def close(self) -> Iterator[tuple[BlockChange, Block, str]]:
         """Yield the end of the open block, if there is one."""
         if self._open:
             self._open = False
-            yield Change.CLOSE, self.all[-1], ""
+            yield BlockChange.CLOSE, self.all[-1], ""
 
-    def _add(self, kind: Kind, text: str) -> Iterator[tuple[Change, Block, str]]:
+    def _add(self, kind: BlockKind, text: str) -> Iterator[tuple[BlockChange, Block, str]]:
         if not self._open or self.all[-1].kind is not kind:
             yield from self.close()
             yield self._begin(Block(kind, len(self.all)))
         block = self.all[-1]
         block.pieces.append(text)
-        yield Change.MORE, block, text
+        yield BlockChange.MORE, block, text
 
-    def _begin(self, block: Block) -> tuple[Change, Block, str]:
+    def _begin(self, block: Block) -> tuple[BlockChange, Block, str]:
         self.all.append(block)
         self._open = True
-        return Change.OPEN, block, ""
+        return BlockChange.OPEN, block, ""

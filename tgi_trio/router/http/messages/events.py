@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tgi_trio.router.http.messages.error_shapes import openai_event
-from tgi_trio.router.http.messages.extras import PLAIN, ChunkExtras, Shown
+from tgi_trio.router.http.messages.extras import PLAIN, ChunkExtras, TokenExtras
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import (
     BOOLEAN,
@@ -169,7 +169,7 @@ class ChatEvents:
         envelope: Envelope,
         index: int,
         usage: UsageCount,
-        shown: Shown = PLAIN,
+        shown: TokenExtras = PLAIN,
         extras: ChunkExtras | None = None,
     ) -> None:
         self._envelope = envelope
@@ -251,7 +251,7 @@ class CompletionEvents:
         index: int,
         usage: UsageCount,
         echo: str = "",
-        shown: Shown = PLAIN,
+        shown: TokenExtras = PLAIN,
         extras: ChunkExtras | None = None,
     ) -> None:
         choice = b'"choices":[{"index":%d,"text":' % index

@@ -15,7 +15,7 @@ from tgi_trio.router.request import Request, Token
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class TokenExtras:
     """What the answers to one call show of their tokens."""
 
     logprobs: LogprobWriter | None = None
@@ -30,7 +30,7 @@ class Shown:
         return ChunkExtras(request, self.token_ids, self.running_usage)
 
 
-PLAIN: Final = Shown()
+PLAIN: Final = TokenExtras()
 
 
 class ChunkExtras:

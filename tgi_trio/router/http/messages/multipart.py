@@ -38,7 +38,7 @@ def wrong_field(name: str, what: str) -> TgiTrioError:
     return name_param(ValidationError(f"`{name[:_SHOWN]}` {what}"), name[:_SHOWN])
 
 
-class Form:
+class FormData:
     """The fields of a form, each of them once; of a list the last one."""
 
     def __init__(self, fields: Mapping[str, str], files: Mapping[str, bytes]) -> None:
@@ -61,7 +61,7 @@ class Form:
                 )
 
 
-def read_form(headers: Mapping[bytes, bytes], body: bytes | bytearray | memoryview) -> Form:
+def read_form(headers: Mapping[bytes, bytes], body: bytes | bytearray | memoryview) -> FormData:
     """Return the form in a body; it may have megabytes, which take a few milliseconds each.
 
     Raises BodyRejected (415 for another content type) and ValidationError.
@@ -107,7 +107,7 @@ def _decode(decoder: MultipartDecoder, pieces: Iterator[bytes]) -> Iterator[Even
             yield event
 
 
-def _collect(events: Iterator[Event]) -> Form:
+def _collect(events: Iterator[Event]) -> FormData:
     """Return the form of which these are the parts.
 
     Raises what `events` does, ValueError for a text that is not UTF-8, and ValidationError for a
@@ -129,4 +129,4 @@ def _collect(events: Iterator[Event]) -> Form:
                 files[name] = bytes(parts)
             elif not event.more_data:
                 fields[name] = parts.decode("utf-8")
-    return Form(fields, files)
+    return FormData(fields, files)

@@ -12,7 +12,7 @@ from tgi_trio.router.http.messages import replies
 from tgi_trio.router.http.messages.custom_calls import CustomInputs
 from tgi_trio.router.http.messages.error_shapes import openai_event
 from tgi_trio.router.http.messages.events import CHAT_GOING_ON, Envelope, chat_chunk_end
-from tgi_trio.router.http.messages.extras import PLAIN, ChunkExtras, Shown
+from tgi_trio.router.http.messages.extras import PLAIN, ChunkExtras, TokenExtras
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import GOING_ON, ending_json, text_json, visible
 from tgi_trio.router.http.messages.usage import UsageCount
@@ -123,7 +123,7 @@ class ReadChatEvents:
         index: int,
         usage: UsageCount,
         reader: AnswerReader,
-        shown: Shown = PLAIN,
+        shown: TokenExtras = PLAIN,
         extras: ChunkExtras | None = None,
         *,
         tools: bool = True,

@@ -21,7 +21,7 @@ from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import BodyReader, read_aliases
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape
 from tgi_trio.router.http.messages.events import ChatEvents, Envelope, Events, chat_usage_event
-from tgi_trio.router.http.messages.extras import Shown, prompt_ids_json, token_ids_json
+from tgi_trio.router.http.messages.extras import TokenExtras, prompt_ids_json, token_ids_json
 from tgi_trio.router.http.messages.logprobs import prompt_logprobs_json, prompt_tokens
 from tgi_trio.router.http.messages.render import ending_json, text_json
 from tgi_trio.router.http.messages.response_format import answer_grammar, forms
@@ -130,7 +130,7 @@ def _events(
     index: int,
     request: Request,
     usage: UsageCount,
-    shown: Shown,
+    shown: TokenExtras,
     prepared: Prepared,
 ) -> Events:
     extras = shown.extras(request)
@@ -142,7 +142,7 @@ def _events(
 
 
 def _completion(
-    envelope: Envelope, results: list[Result], shown: Shown, prepared: Prepared
+    envelope: Envelope, results: list[Result], shown: TokenExtras, prepared: Prepared
 ) -> bytes:
     """Return the body up to and including its usage."""
     usage = UsageCount(results[0].outcome.prompt_tokens)
@@ -167,7 +167,9 @@ def _completion(
     )
 
 
-def _prompt_fields(call: Call, request: schema.ChatRequest, result: Result, shown: Shown) -> bytes:
+def _prompt_fields(
+    call: Call, request: schema.ChatRequest, result: Result, shown: TokenExtras
+) -> bytes:
     """Return the fields about the prompt, which all choices share, each after a comma."""
     fields = prompt_ids_json(result.request) if shown.token_ids else b""
     top = openai.prompt_alternatives(call, request)
@@ -188,7 +190,7 @@ def _answer(result: Result, prepared: Prepared) -> tuple[bytes, bytes]:
     return message_json(answer, outcome, prepared.conversation.custom), reader.ending(outcome)
 
 
-def _logprobs(result: Result, shown: Shown) -> bytes:
+def _logprobs(result: Result, shown: TokenExtras) -> bytes:
     if shown.logprobs is None:
         return b"null"
     return shown.logprobs.chat(answer_tokens(result.tokens))

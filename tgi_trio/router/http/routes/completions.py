@@ -28,7 +28,7 @@ from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import BodyReader, invalid_value
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape
 from tgi_trio.router.http.messages.events import CompletionEvents, Envelope, completion_usage_event
-from tgi_trio.router.http.messages.extras import Shown, prompt_ids_json, token_ids_json
+from tgi_trio.router.http.messages.extras import TokenExtras, prompt_ids_json, token_ids_json
 from tgi_trio.router.http.messages.logprobs import prompt_logprobs_json, prompt_tokens
 from tgi_trio.router.http.messages.render import ending_json, text_json
 from tgi_trio.router.http.messages.response_format import answer_grammar, forms
@@ -128,7 +128,7 @@ def _events(
     requests: Sequence[Request],
     usages: Sequence[UsageCount],
     echoes: Sequence[str],
-    shown: Shown,
+    shown: TokenExtras,
 ) -> list[CompletionEvents]:
     """Return what renders each generation; the same number of them share a prompt."""
     count = len(requests) // len(usages)
@@ -232,7 +232,7 @@ def _completion(
     envelope: Envelope,
     results: Sequence[Result],
     echoes: Sequence[str],
-    shown: Shown,
+    shown: TokenExtras,
     usage: UsageCount,
 ) -> bytes:
     """Return the body; the same number of results share an echo."""
@@ -254,7 +254,7 @@ def _choice(
     index: int,
     echo: str,
     result: Result,
-    shown: Shown,
+    shown: TokenExtras,
 ) -> bytes:
     """Return one completion; with an echo, its logprobs include those of the prompt."""
     outcome = result.outcome

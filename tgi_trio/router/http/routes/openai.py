@@ -10,7 +10,7 @@ from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import invalid_value
-from tgi_trio.router.http.messages.extras import Shown
+from tgi_trio.router.http.messages.extras import TokenExtras
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.response_format import OpenAiRequest
 from tgi_trio.router.http.messages.shared_fields import read_seed
@@ -138,10 +138,10 @@ def truncation(call: Call, request: OpenAiRequest) -> int | None:
     return given
 
 
-def choose_shown(call: Call, request: OpenAiRequest, logprobs: bool, top: int = 0) -> Shown:
+def choose_shown(call: Call, request: OpenAiRequest, logprobs: bool, top: int = 0) -> TokenExtras:
     """Return what the answers to a call show of their tokens."""
     names = request.return_tokens_as_token_ids is True
-    return Shown(
+    return TokenExtras(
         logprobs=LogprobWriter(call.text_processor.tokenizer, as_ids=names) if logprobs else None,
         top=top,
         token_ids=request.return_token_ids is True,

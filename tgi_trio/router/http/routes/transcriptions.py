@@ -21,7 +21,7 @@ from tgi_trio.router.http.call_validation import refuse_media, validate_request
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape, openai_event
-from tgi_trio.router.http.messages.multipart import Form, read_form, wrong_field
+from tgi_trio.router.http.messages.multipart import FormData, read_form, wrong_field
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import text_json, visible
 from tgi_trio.router.http.messages.shared_fields import read_seed
@@ -77,7 +77,7 @@ class TranscriptionRequest:
     cache_salt: str | None = None
 
     @classmethod
-    def read(cls, form: Form) -> TranscriptionRequest:
+    def read(cls, form: FormData) -> TranscriptionRequest:
         """Return what a form asks for. Raises ValidationError."""
         form.refuse_others(_FIELDS, _UNSERVED)
         fields = form.fields
@@ -102,7 +102,7 @@ class TranscriptionRequest:
         return cls(form.files["file"], *transcription, stream == "true", parameters)
 
 
-def _read_number(form: Form, name: str) -> float | None:
+def _read_number(form: FormData, name: str) -> float | None:
     text = form.fields.get(name)
     if text is None:
         return None
@@ -115,7 +115,7 @@ def _read_number(form: Form, name: str) -> float | None:
     return found
 
 
-def _read_whole(form: Form, name: str, pattern: re.Pattern[str]) -> int | None:
+def _read_whole(form: FormData, name: str, pattern: re.Pattern[str]) -> int | None:
     text = form.fields.get(name)
     if text is None:
         return None

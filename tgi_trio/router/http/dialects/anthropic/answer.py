@@ -24,7 +24,7 @@ from msgspec.json import encode
 
 from tgi_trio.router.http.dialects.anthropic import replies
 from tgi_trio.router.http.dialects.anthropic.request import CALL_PREFIX
-from tgi_trio.router.http.dialects.blocks import Block, Blocks, Change, Kind
+from tgi_trio.router.http.dialects.blocks import Block, BlockChange, BlockKind, Blocks
 from tgi_trio.router.http.dialects.thought_codec import encode_thought
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC, anthropic_error
 from tgi_trio.router.http.messages.problems import Problem
@@ -103,12 +103,12 @@ def drop_token(outcome: Outcome) -> Outcome:
 
 def _content_block(block: Block, show_thoughts: bool) -> replies.Content:
     match block.kind:
-        case Kind.THOUGHT:
+        case BlockKind.THOUGHT:
             shown = block.text if show_thoughts else ""
             return replies.ThinkingContent(shown, _signature(block, show_thoughts))
-        case Kind.TEXT:
+        case BlockKind.TEXT:
             return replies.TextContent(block.text)
-        case Kind.CALL:
+        case BlockKind.CALL:
             return replies.ToolUseContent(CALL_PREFIX + block.call_id, block.name, _input(block))
 
 
@@ -132,9 +132,9 @@ _DELTA = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b}\n\n'
 )
 _DELTAS: Final = {
-    Kind.THOUGHT: b'{"type":"thinking_delta","thinking":%b}',
-    Kind.TEXT: b'{"type":"text_delta","text":%b}',
-    Kind.CALL: b'{"type":"input_json_delta","partial_json":%b}',
+    BlockKind.THOUGHT: b'{"type":"thinking_delta","thinking":%b}',
+    BlockKind.TEXT: b'{"type":"text_delta","text":%b}',
+    BlockKind.CALL: b'{"type":"input_json_delta","partial_json":%b}',
 }
 
 
@@ -183,20 +183,20 @@ class MessageEvents:
 
     def _piece(self, block: Block, text: str) -> bytes:
         """Written by template, since streams mostly consist of this."""
-        if block.kind is Kind.THOUGHT and not self._show_thoughts:
+        if block.kind is BlockKind.THOUGHT and not self._show_thoughts:
             return b""
         return _DELTA % (block.index, _DELTAS[block.kind] % text_json(text))
 
-    def _render(self, change: Change, block: Block, text: str) -> bytes:
+    def _render(self, change: BlockChange, block: Block, text: str) -> bytes:
         """Return the events for a change."""
         match change:
-            case Change.MORE:
+            case BlockChange.MORE:
                 return self._piece(block, text)
-            case Change.OPEN:
+            case BlockChange.OPEN:
                 return _event("content_block_start", index=block.index, content_block=_empty(block))
-            case Change.CLOSE:
+            case BlockChange.CLOSE:
                 stop = _event("content_block_stop", index=block.index)
-                if block.kind is not Kind.THOUGHT:
+                if block.kind is not BlockKind.THOUGHT:
                     return stop
                 text = _signature(block, self._show_thoughts)
                 signature = b'{"type":"signature_delta","signature":%b}' % text_json(text)
@@ -209,9 +209,9 @@ def _event(type: str, **fields: Any) -> bytes:
 
 def _empty(block: Block) -> replies.Content:
     match block.kind:
-        case Kind.THOUGHT:
+        case BlockKind.THOUGHT:
             return replies.ThinkingContent("", "")
-        case Kind.TEXT:
+        case BlockKind.TEXT:
             return replies.TextContent("")
-        case Kind.CALL:
+        case BlockKind.CALL:
             return replies.ToolUseContent(CALL_PREFIX + block.call_id, block.name, {})

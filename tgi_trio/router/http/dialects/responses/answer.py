@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.json import encode
 
-from tgi_trio.router.http.dialects.blocks import Block, Blocks, Change, Kind
+from tgi_trio.router.http.dialects.blocks import Block, BlockChange, BlockKind, Blocks
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.text_logprobs import TextLogprobs
 from tgi_trio.router.http.dialects.responses.tools import Way
@@ -64,16 +64,16 @@ class _Fold:
         self._logprobs = logprobs
         self.blocks = Blocks()
 
-    def take(self, token: Token) -> Iterable[tuple[Change, Block, str]]:
+    def take(self, token: Token) -> Iterable[tuple[BlockChange, Block, str]]:
         """Return the changes by a token."""
         delta = self._reader.take(token)
         if self._logprobs is not None:
             return self._logprobs.follow(token, self.blocks.take(delta))
         if (more := self.blocks.extend(delta)) is not None:
-            return ((Change.MORE, *more),)
+            return ((BlockChange.MORE, *more),)
         return self.blocks.take(delta) if delta else ()
 
-    def end(self, outcome: Outcome) -> Iterator[tuple[Change, Block, str]]:
+    def end(self, outcome: Outcome) -> Iterator[tuple[BlockChange, Block, str]]:
         """Yield the changes at the end."""
         changes = self.blocks.take(self._reader.end(outcome.tail))
         yield from changes if self._logprobs is None else self._logprobs.follow(None, changes)
@@ -120,9 +120,9 @@ def response(
 
 _SUMMARY: Final = (b"response.reasoning_summary_text.delta", b',"summary_index":0')
 _DELTAS: Final = {
-    Kind.THOUGHT: (b"response.reasoning_text.delta", b',"content_index":0'),
-    Kind.TEXT: (b"response.output_text.delta", b',"content_index":0'),
-    Kind.CALL: (b"response.function_call_arguments.delta", b""),
+    BlockKind.THOUGHT: (b"response.reasoning_text.delta", b',"content_index":0'),
+    BlockKind.TEXT: (b"response.output_text.delta", b',"content_index":0'),
+    BlockKind.CALL: (b"response.function_call_arguments.delta", b""),
 }
 
 
@@ -170,7 +170,7 @@ class ResponseEvents:
         events = b"" if self._begun else self._begin()
         for token in tokens:
             for change, block, text in self._fold.take(token):
-                if change is Change.MORE and block.kind is not Kind.CALL:
+                if change is BlockChange.MORE and block.kind is not BlockKind.CALL:
                     events += self._piece(block, text)
                 else:
                     events += self._render(change, block, text, "completed")
@@ -183,7 +183,7 @@ class ResponseEvents:
         last: replies.ItemStatus = "incomplete" if status == "incomplete" else "completed"
         for change, block, text in self._fold.end(outcome):
             # A block before the last one is complete, even if it ends with the last piece of text.
-            ends = change is Change.CLOSE and block is self._fold.blocks.all[-1]
+            ends = change is BlockChange.CLOSE and block is self._fold.blocks.all[-1]
             events.append(self._render(change, block, text, last if ends else "completed"))
         usage = count_usage(outcome)
         whole = self._writer.json(status, self.output, usage, completed=self._now())
@@ -234,15 +234,18 @@ class ResponseEvents:
         self._sequence += 1
         return b"event: %b\ndata: %b\n\n" % (type.encode(), data)
 
-    def _render(self, change: Change, block: Block, text: str, status: replies.ItemStatus) -> bytes:
+    def _render(
+        self, change: BlockChange, block: Block, text: str, status: replies.ItemStatus
+    ) -> bytes:
         """Return the events for a change; `status`: of an item that ends."""
-        way = self._items.box.find(block.name).way if block.kind is Kind.CALL else Way.FUNCTION
+        called = block.kind is BlockKind.CALL
+        way = self._items.box.find(block.name).way if called else Way.FUNCTION
         match change:
-            case Change.OPEN:
+            case BlockChange.OPEN:
                 return b"" if way is Way.CLIENT else self._opened(block)
-            case Change.MORE:
+            case BlockChange.MORE:
                 return b"" if way is not Way.FUNCTION else self._piece(block, text)
-            case Change.CLOSE:
+            case BlockChange.CLOSE:
                 return self._closed(block, way, status)
 
     def _piece(self, block: Block, text: str) -> bytes:
@@ -251,7 +254,7 @@ class ResponseEvents:
             self._head, self._head_of = self._write_head(block), block.index
         sequence, self._sequence = self._sequence, self._sequence + 1
         field = b""
-        if block.kind is Kind.TEXT:
+        if block.kind is BlockKind.TEXT:
             logprobs = self._items.logprobs
             field = b',"logprobs":%b' % (b"[]" if logprobs is None else logprobs.last_piece())
         return b'%b%d%b,"delta":%b}\n\n' % (self._head, sequence, field, text_json(text))
@@ -266,14 +269,14 @@ class ResponseEvents:
     def _opened(self, block: Block) -> bytes:
         item = self._items.item(block, "in_progress")
         added = self._event("response.output_item.added", output_index=block.index, item=item)
-        if block.kind is Kind.CALL:
+        if block.kind is BlockKind.CALL:
             return added
         place = self._place(block)
         if self._is_summary(block):
             part: Any = replies.SummaryTextPart("")
             return added + self._event("response.reasoning_summary_part.added", **place, part=part)
         part = replies.OutputTextPart("")
-        if block.kind is Kind.THOUGHT:
+        if block.kind is BlockKind.THOUGHT:
             part = replies.ReasoningTextPart("")
         return added + self._event("response.content_part.added", **place, part=part)
 
@@ -318,4 +321,4 @@ class ResponseEvents:
         }
 
     def _is_summary(self, block: Block) -> bool:
-        return block.kind is Kind.THOUGHT and self._items.summarised
+        return block.kind is BlockKind.THOUGHT and self._items.summarised

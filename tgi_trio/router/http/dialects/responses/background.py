@@ -24,7 +24,7 @@ from tgi_trio.router.http.engine_api import TokenStreamApi
 from tgi_trio.router.http.event_log import EventLog
 from tgi_trio.router.http.generation import explain, record_request, submit, with_receipt
 from tgi_trio.router.http.messages.problems import Problem, Refused
-from tgi_trio.router.http.response_store import Turn
+from tgi_trio.router.http.response_store import StoredTurn
 from tgi_trio.router.request import Outcome, Request, Token
 from tgi_trio.router.telemetry.request_stats import RequestStats
 
@@ -51,7 +51,7 @@ class BackgroundResponse:
             raise Refused(400, why, "resume")
         self.id = id
         self.caller = read_caller(call)
-        self.turn = Turn(history.before, history.written.listed, b"[]")
+        self.turn = StoredTurn(history.before, history.written.listed, b"[]")
         self.log = EventLog() if recorded else None
         self._call = call
         self._history = history

@@ -31,7 +31,7 @@ from tgi_trio.router.http.response_store import (
     ItemIds,
     StoredConversation,
     StoredResponse,
-    Turn,
+    StoredTurn,
 )
 
 _ITEMS: Final = msgspec.json.Decoder(list[schema.InputItem])
@@ -62,7 +62,7 @@ NOT_WRITTEN: Final = WrittenItems()
 class History:
     """The items of a conversation up to the answer."""
 
-    before: Turn | None  # that of the previous response, or of the conversation
+    before: StoredTurn | None  # that of the previous response, or of the conversation
     kept: list[schema.InputItem]  # its items and those before them
     given: list[schema.InputItem]  # the request's own, and those that it refers to
     conversation: StoredConversation | None = None  # that it belongs to
@@ -80,7 +80,7 @@ async def read_history(call: Call, request: schema.ResponsesRequest) -> History:
         kept = await read_conversation(call, conversation)
         before = None if conversation.turn is None else conversation.turn()
         if before is None and kept:
-            before = Turn(None, encode(kept), b"[]")
+            before = StoredTurn(None, encode(kept), b"[]")
     if isinstance(request.input, str):
         given = [schema.InputItem("message", role="user", content=request.input)]
     else:
@@ -194,7 +194,7 @@ def keep_response(
     answered = [_without_logprobs(item) for item in output]
     written = history.written
     item_ids = written.ids.answer(each.id for each in answered if each.id)
-    turn = Turn(history.before, written.listed, encode(answered))
+    turn = StoredTurn(history.before, written.listed, encode(answered))
     if stored:
         caller = read_caller(call)
         call.responses.keep(StoredResponse(id, caller, body, turn, item_ids, background, log))

@@ -12,7 +12,7 @@ from tgi_trio.router.http.dialects.responses.client_tools import CLIENT_TOOLS
 from tgi_trio.router.http.dialects.responses.history import History
 from tgi_trio.router.http.dialects.responses.items import to_turns
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, ToolList, model_name
-from tgi_trio.router.http.dialects.responses.updates import Form, Updates, read_updates
+from tgi_trio.router.http.dialects.responses.updates import AnswerFormat, Updates, read_updates
 from tgi_trio.router.http.messages.body_reader import invalid_value, read_variables
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.tool_schema import MODES
@@ -146,7 +146,10 @@ def _tool_name(tool: dict[str, Any]) -> str:
 
 
 def to_parameters(
-    request: schema.ResponsesRequest, most: int, top: int | None, updated: Form | None = None
+    request: schema.ResponsesRequest,
+    most: int,
+    top: int | None,
+    updated: AnswerFormat | None = None,
 ) -> GenerationParameters:
     """Return the sampling and stopping parameters; `most`: bytes of a schema.
 
@@ -173,12 +176,12 @@ def to_parameters(
     )
 
 
-def _form(request: schema.ResponsesRequest) -> Form | None:
+def _form(request: schema.ResponsesRequest) -> AnswerFormat | None:
     form = None if request.text is None else request.text.format
-    return None if form is None else Form("text.format", form)
+    return None if form is None else AnswerFormat("text.format", form)
 
 
-def _grammar(given: Form | None, most: int) -> str | None:
+def _grammar(given: AnswerFormat | None, most: int) -> str | None:
     """Return the grammar for the answer's form, if it has one."""
     if given is None or given.format.type == "text":
         return None

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tgi_trio.router.http.dialects.blocks import Block, Change, Kind
+from tgi_trio.router.http.dialects.blocks import Block, BlockChange, BlockKind
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.tool_calls import answer_tokens
 from tgi_trio.router.request import Token
@@ -29,15 +29,15 @@ class TextLogprobs:
         self._last_piece: list[bytes] = []
 
     def follow(
-        self, token: Token | None, changes: Iterable[tuple[Change, Block, str]]
-    ) -> Iterator[tuple[Change, Block, str]]:
+        self, token: Token | None, changes: Iterable[tuple[BlockChange, Block, str]]
+    ) -> Iterator[tuple[BlockChange, Block, str]]:
         """Yield the changes by a token, after assigning it to its text; None: the end."""
         if token is not None:
             self._pending.append(token)
         for each in changes:
             change, block, text = each
-            if change is Change.MORE:
-                if block.kind is Kind.TEXT:
+            if change is BlockChange.MORE:
+                if block.kind is BlockKind.TEXT:
                     self._last_piece = self._writer.each(_last_of(self._pending, text))
                     self._by_block[block.index] += self._last_piece
                 self._pending.clear()

@@ -32,7 +32,7 @@ class _Text(Struct):
     format: schema.TextFormat
 
 
-class Form(NamedTuple):
+class AnswerFormat(NamedTuple):
     """The form that an answer must have."""
 
     path: str  # of the field, for errors
@@ -45,14 +45,14 @@ class Updates:
 
     tools: Sequence[ToolList] = ()
     effort: Effort | None = None
-    form: Form | None = None
+    form: AnswerFormat | None = None
 
 
 def read_updates(history: History) -> Updates:
     """Return what the items of a conversation say. Raises BodyRejected."""
     tools: list[ToolList] = []
     effort: Effort | None = None
-    form: Form | None = None
+    form: AnswerFormat | None = None
     for i, item in enumerate(history.kept + history.given):
         if item.type not in KINDS:
             continue
@@ -68,5 +68,5 @@ def read_updates(history: History) -> Updates:
             effort = reasoning.effort or effort
         if item.text is not None:
             text = convert_body(item.text, _Text, f"{path}.text")
-            form = Form(f"{path}.text.format", text.format)
+            form = AnswerFormat(f"{path}.text.format", text.format)
     return Updates(tools, effort, form)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.json import encode
 
-from tgi_trio.router.http.dialects.blocks import Block, Kind
+from tgi_trio.router.http.dialects.blocks import Block, BlockKind
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.client_tools import CLIENT_TOOLS
 from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX
@@ -120,7 +120,7 @@ class ItemWriter:
         """Return a block as an item, with its contents so far."""
         id, call_id, text = self.id(block), CALL_PREFIX + block.call_id, block.text
         in_progress = status == "in_progress"
-        if block.kind is Kind.THOUGHT:
+        if block.kind is BlockKind.THOUGHT:
             if in_progress:
                 return replies.ReasoningItem(id, status, [])
             kept = encode_thought(text) if self.carried else UNSET
@@ -129,7 +129,7 @@ class ItemWriter:
                 return replies.ReasoningItem(id, status, [], summary, encrypted_content=kept)
             content = [replies.ReasoningTextPart(text)]
             return replies.ReasoningItem(id, status, content, encrypted_content=kept)
-        if block.kind is Kind.TEXT:
+        if block.kind is BlockKind.TEXT:
             parts = [] if in_progress else [self.part(block)]
             return replies.MessageItem(id, status, parts)
         tool = self.box.find(block.name)
@@ -156,7 +156,7 @@ class ItemWriter:
         return self.ids[block.index]
 
 
-_PREFIXES: Final = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
+_PREFIXES: Final = {BlockKind.THOUGHT: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
 
 
 def _arguments(text: str) -> dict[str, Any]:
