@@ -15,7 +15,7 @@ from tgi_trio.ipc.broadcast import Broadcast, PlanEnd
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.death import start_shard_end
 from tgi_trio.ipc.frame_codec import encode
-from tgi_trio.ipc.frames import Kind, Phase
+from tgi_trio.ipc.frames import FrameKind, Phase
 
 
 def hold(mebibytes: str, spec_text: str) -> None:
@@ -56,7 +56,7 @@ def steps(core: str, count: str, spec_text: str) -> None:
         while clock() - started < 1_000_000:
             continue
         ended = clock()
-        end.send(encode(Kind.STEP, words, columns))
+        end.send(encode(FrameKind.STEP, words, columns))
     end.send(b"gaps0000" + gaps.tobytes())
     time.sleep(3600)
 

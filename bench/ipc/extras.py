@@ -21,7 +21,7 @@ from bench.ipc.sampling import Placement
 from tgi_trio.ipc.control import ControlPage
 from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import SPECS, Kind
+from tgi_trio.ipc.frames import SPECS, FrameKind
 from tgi_trio.ipc.router_end import RouterEnd
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
 from tgi_trio.ipc.watch import StallDetector, wait_for_death
@@ -34,7 +34,7 @@ Result = dict[str, Any]
 
 def step_frame(rows: int) -> tuple[dict[str, int], dict[str, Any]]:
     """Return words and columns of a decode step: one token for each of `rows` sequences."""
-    words = {name: 1 for name, _ in SPECS[Kind.STEP].words}
+    words = {name: 1 for name, _ in SPECS[FrameKind.STEP].words}
     columns = {
         "sequence": np.arange(rows, dtype=np.uint64),
         "computed": np.arange(rows, dtype=np.uint32),
@@ -51,14 +51,14 @@ def step_frame(rows: int) -> tuple[dict[str, int], dict[str, Any]]:
 def decode_reply() -> Result:
     """Time encoding a 128-row STEP frame, and reading it as column views; microseconds."""
     words, columns = step_frame(ROWS)
-    frame = memoryview(encode(Kind.STEP, words, columns))
+    frame = memoryview(encode(FrameKind.STEP, words, columns))
 
     def read() -> None:
         decoded = Frame(frame)
         for name in READ:
             decoded.column(name)
 
-    encoding, reading = _best(lambda: encode(Kind.STEP, words, columns)), _best(read)
+    encoding, reading = _best(lambda: encode(FrameKind.STEP, words, columns)), _best(read)
     return {"encode_us": encoding, "read_us": reading, "total_us": encoding + reading}
 
 

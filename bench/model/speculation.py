@@ -40,7 +40,7 @@ from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.settings.records import DRAFTERS
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.loop.batch import Batch
-from tgi_trio.shard.loop.step_columns import Moved
+from tgi_trio.shard.loop.step_columns import StepChanges
 from tgi_trio.shard.runner import Runner
 from tools.demo.entries import load_heldout
 from tools.demo.markup import ASSISTANT, BEGIN, END, USER
@@ -177,7 +177,7 @@ def grant_states(place: int) -> StateGrant:
     return StateGrant((1 + 2 * place, 2 + 2 * place))
 
 
-def tokens_of(moved: Moved) -> Iterator[tuple[int, list[int]]]:
+def tokens_of(moved: StepChanges) -> Iterator[tuple[int, list[int]]]:
     """Yield what each sequence got in a step."""
     columns = (moved.columns[name].tolist() for name in ("sequence", "token_count", "token_ids"))
     sequences, token_counts, token_ids = columns

@@ -29,7 +29,7 @@ from tgi_trio.ipc.broadcast import PlanEnd
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.frame_codec import encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.spawn import spawn_shard
 from tgi_trio.ipc.tcp import TcpEnd, TcpSpec, prepare_connection
@@ -123,7 +123,7 @@ def main() -> None:
             "ring": stack.enter_context(ring()),
             "connection": stack.enter_context(connection(options.host, within)),
         }
-        stop = encode(Kind.SHUTDOWN, {"command": 0}, {})
+        stop = encode(FrameKind.SHUTDOWN, {"command": 0}, {})
         stack.callback(lambda: [end.try_send(stop) for end in ways.values()])
         for rows in options.rows:
             found.append(measure(ways, rows, options.count))

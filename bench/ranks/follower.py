@@ -8,7 +8,7 @@ import sys
 from tgi_trio.ipc.channel import ShardEnd
 from tgi_trio.ipc.death import start_shard_end
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.tcp import TcpShardEnd, TcpSpec, prepare_connection
 from tgi_trio.shard.ranks.plan_frames import decode_plan
 
@@ -21,14 +21,14 @@ def follow(spec: str, address: tuple[str, int] | None) -> None:
         connection = socket.create_connection(address)
         prepare_connection(connection)
         end = TcpShardEnd(TcpSpec(connection.detach(), 1, 1, 2**26), own.beat)
-    done = encode(Kind.SHUTDOWN, {"command": 0}, {})
+    done = encode(FrameKind.SHUTDOWN, {"command": 0}, {})
     while True:
         view = end.try_receive()
         if view is None:
             end.wait(None)
             continue
         frame = Frame(view)
-        if frame.kind is Kind.SHUTDOWN:
+        if frame.kind is FrameKind.SHUTDOWN:
             return
         decode_plan(frame)
         del frame, view

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from bench.harness import stats
 from bench.harness.stats import Summary
 from tgi_trio.demo import model_path
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import PrefillRow, encode_prefill
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
@@ -120,7 +120,7 @@ async def floor(streams: int, step_ms: float, seconds: float, ranks: int = 1) ->
             while (now := trio.current_time()) < settled + seconds or not gaps:
                 await link.wait()
                 for frame in link.replies():
-                    if frame.kind is Kind.STEP and now > settled:
+                    if frame.kind is FrameKind.STEP and now > settled:
                         gaps.append(frame.word("gap_ns") / 1e9)
                         telling.append(frame.word("forward_ns") / 1e3 - step_ms * 1e3)
                         events += frame.word("tokens")

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from bench.harness.stats import add_output_flags, reporting, table_of
 from tgi_trio.ipc.frame_codec import encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, encode_prefill
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest, encode_warmup
 from tgi_trio.settings.records import ShardOptions
@@ -61,7 +61,7 @@ class Commands:
             return memoryview(self._frames[0])
         if len(self.times) < self._steps:
             return None
-        self._frames.append(encode(Kind.SHUTDOWN, {"command": 9}, {}))
+        self._frames.append(encode(FrameKind.SHUTDOWN, {"command": 9}, {}))
         return memoryview(self._frames[0])
 
     def release(self) -> None:

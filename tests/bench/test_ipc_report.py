@@ -13,7 +13,7 @@ from bench.ipc import extras
 from bench.ipc.report import extras_tables, goals, goals_table, round_trip_table
 from bench.ipc.sampling import Budget, Case, Row, summarise
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import SPECS, Kind
+from tgi_trio.ipc.frames import SPECS, FrameKind
 from tgi_trio.ipc.messages import decode_step
 
 EXTRAS = {
@@ -101,6 +101,8 @@ def test_extras_that_fail_leave_the_round_trips(
 
 def test_a_step_frame_has_every_word_of_the_wire() -> None:
     words, columns = extras.step_frame(3)
-    report = decode_step(Frame(memoryview(encode(Kind.STEP, words, columns))))
+    report = decode_step(Frame(memoryview(encode(FrameKind.STEP, words, columns))))
     assert report.sequence == [0, 1, 2]
-    assert {getattr(report, name) for name, _ in SPECS[Kind.STEP].words if name != "step"} == {1}
+    assert {getattr(report, name) for name, _ in SPECS[FrameKind.STEP].words if name != "step"} == {
+        1
+    }

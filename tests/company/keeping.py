@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.company.shard import Shard
 from tgi_trio.ipc.frame_codec import Frame
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.prefixes import (
     decode_prefix_reply,
     encode_keep,
@@ -67,6 +67,8 @@ def _tell(shard: Shard, frame: bytes) -> None:
     shard.rings.up.clear()
     shard.turn()
     replies = [Frame(memoryview(each)) for each in shard.rings.up]
-    report = next(decode_prefix_reply(each) for each in replies if each.kind is Kind.PREFIX_REPLY)
+    report = next(
+        decode_prefix_reply(each) for each in replies if each.kind is FrameKind.PREFIX_REPLY
+    )
     assert report.error == "", report
     shard.rings.up.clear()

@@ -19,7 +19,7 @@ from tgi_trio.ipc.adapters import (
     encode_drop,
 )
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import encode_filter
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult, decode_warmup_reply
 from tgi_trio.settings.records import ShardOptions
@@ -175,7 +175,7 @@ class Shard:
         self._worker = Worker(self.rings, own, options, successor=True, images=queue)
         for order in adapters:
             self.rings.down.append(encode_adapter(0, order))
-        self.rings.down.append(encode(Kind.WARMUP, {"command": 0, **warmup}, {}))
+        self.rings.down.append(encode(FrameKind.WARMUP, {"command": 0, **warmup}, {}))
         self.turn()
         *loaded, reply = (Frame(memoryview(each)) for each in self.rings.up)
         self.memory: WarmupResult = decode_warmup_reply(reply)
@@ -199,6 +199,6 @@ class Shard:
         self.rings.down.append(encode_filter(0, sequences))
         for number in (*loader._installed, *loader._loading):
             self.rings.down.append(encode_drop(0, number))
-        self.rings.down.append(encode(Kind.SHUTDOWN, {"command": 0}, {}))
+        self.rings.down.append(encode(FrameKind.SHUTDOWN, {"command": 0}, {}))
         with self._ranks:
             self._worker.serve()

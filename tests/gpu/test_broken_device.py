@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.shard.loop.scripted_router import channel, row
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.spawn import spawn_shard
 from tgi_trio.testing.checkpoints import make_checkpoint
 
@@ -68,7 +68,7 @@ def test_a_sticky_error_is_the_shard_s_last_word(tmp_path: Path, way: str) -> No
         with spawn_shard(argv, endpoints, stderr=subprocess.PIPE) as child:
             router.greet()
             router.warm_up(max_prefill_tokens=64, blocks=256)
-            assert router.receive().kind is Kind.WARMUP_REPLY
+            assert router.receive().kind is FrameKind.WARMUP_REPLY
             router.end.release()
             blocks = (range(1, 5), range(5, 9))
             router.prefill(*(row(i, [5, 6, 7], 40, blocks=own) for i, own in enumerate(blocks)))

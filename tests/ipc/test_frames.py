@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, Finish, Kind
+from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, Finish, FrameKind
 from tgi_trio.ipc.images import ArenaPlace, SequenceImage
 from tgi_trio.ipc.messages import (
     ExtendRow,
@@ -43,7 +43,7 @@ def frame(data: bytes) -> Frame:
 
 
 def step_words(**given: int) -> dict[str, int]:
-    return {name: 0 for name, _ in SPECS[Kind.STEP].words} | given
+    return {name: 0 for name, _ in SPECS[FrameKind.STEP].words} | given
 
 
 def test_the_layout_is_the_one_this_test_was_written_for() -> None:
@@ -51,12 +51,12 @@ def test_the_layout_is_the_one_this_test_was_written_for() -> None:
 
 
 def test_golden_bytes_of_a_filter() -> None:
-    wanted = struct.pack("<3Q", Kind.FILTER, 7, 2) + struct.pack("<2Q", 11, 12)
+    wanted = struct.pack("<3Q", FrameKind.FILTER, 7, 2) + struct.pack("<2Q", 11, 12)
     assert encode_filter(7, [11, 12]) == wanted
 
 
 def test_golden_bytes_of_an_extend_with_padding() -> None:
-    wanted = struct.pack("<4Q", Kind.EXTEND, 3, 1, 3) + struct.pack("<Q", 9)
+    wanted = struct.pack("<4Q", FrameKind.EXTEND, 3, 1, 3) + struct.pack("<Q", 9)
     wanted += struct.pack("<I", 3) + bytes(4) + struct.pack("<3i", 5, 6, 7) + bytes(4)
     assert encode_extend(3, [ExtendRow(9, [5, 6, 7])]) == wanted
 
@@ -72,11 +72,11 @@ def test_every_frame_round_trips_empty() -> None:
 
 def test_a_report_has_the_words_and_columns_of_a_step_in_their_order() -> None:
     """It is made of them by place."""
-    step = SPECS[Kind.STEP]
+    step = SPECS[FrameKind.STEP]
     names = [name for name, _ in step.words] + [column.name for column in step.columns]
     assert [field.name for field in dataclasses.fields(StepReport)] == names
     words = {name: i + 1 for i, (name, _) in enumerate(step.words)}
-    report = decode_step(frame(encode(Kind.STEP, words, step_columns())))
+    report = decode_step(frame(encode(FrameKind.STEP, words, step_columns())))
     empty: dict[str, list[int]] = {column.name: [] for column in step.columns}
     columns = {name: array.tolist() for name, array in step_columns().items()}
     assert dataclasses.asdict(report) == words | empty | columns
@@ -84,8 +84,8 @@ def test_a_report_has_the_words_and_columns_of_a_step_in_their_order() -> None:
 
 def test_columns_without_items_are_lists_of_their_own() -> None:
     """Whoever has a report may add to one of them."""
-    lists = frame(encode(Kind.STEP, step_words(), {})).lists()
-    assert lists == [[] for _ in SPECS[Kind.STEP].columns]
+    lists = frame(encode(FrameKind.STEP, step_words(), {})).lists()
+    assert lists == [[] for _ in SPECS[FrameKind.STEP].columns]
     assert len({id(each) for each in lists}) == len(lists)
 
 
@@ -104,7 +104,7 @@ def test_a_step_round_trips(sequences: list[int], counts: list[int]) -> None:
         "logprobs": np.linspace(-3, 0, tokens, dtype=np.float32),
         "top_count": np.zeros(tokens, np.uint32),
     }
-    report = decode_step(frame(encode(Kind.STEP, step_words(step=4, acknowledged=9), columns)))
+    report = decode_step(frame(encode(FrameKind.STEP, step_words(step=4, acknowledged=9), columns)))
     assert (report.step, report.acknowledged) == (4, 9)
     assert (report.sequence, report.token_count) == (sequences, counts)
     assert report.token_ids == list(range(tokens))
@@ -173,7 +173,7 @@ def test_images_of_no_row_are_refused() -> None:
         altered = np.array([wrong], column.dtype).tobytes()
         lied = memoryview(bytearray(whole))
         at = column.ctypes.data - changed.column("sequence").ctypes.data
-        first = SPECS[Kind.PREFILL].header_bytes
+        first = SPECS[FrameKind.PREFILL].header_bytes
         lied[first + at : first + at + len(altered)] = altered
         with pytest.raises(CorruptFrame, match="1 images do not fit"):
             decode_prefill(Frame(lied))
@@ -200,19 +200,19 @@ def test_faults_and_extends_round_trip() -> None:
 
 def test_a_column_with_gaps_or_of_another_type_is_written_as_the_table_says() -> None:
     gapped = np.arange(20, dtype=np.uint64)[::2]
-    plain = encode(Kind.FILTER, {"command": 1}, {"sequence": gapped.copy()})
-    assert encode(Kind.FILTER, {"command": 1}, {"sequence": gapped}) == plain
-    assert encode(Kind.FILTER, {"command": 1}, {"sequence": gapped.astype(np.int16)}) == plain
+    plain = encode(FrameKind.FILTER, {"command": 1}, {"sequence": gapped.copy()})
+    assert encode(FrameKind.FILTER, {"command": 1}, {"sequence": gapped}) == plain
+    assert encode(FrameKind.FILTER, {"command": 1}, {"sequence": gapped.astype(np.int16)}) == plain
 
 
 def test_columns_that_do_not_belong_together_are_refused() -> None:
     two, three = np.zeros(2, np.uint64), np.zeros(3, np.uint32)
     with pytest.raises(ValueError, match="block_count: 3 items, expected 2"):
-        encode(Kind.EXTEND, {"command": 1}, {"sequence": two, "block_count": three})
+        encode(FrameKind.EXTEND, {"command": 1}, {"sequence": two, "block_count": three})
     with pytest.raises(ValueError, match="no column"):
-        encode(Kind.FILTER, {"command": 1}, {"sequence": two, "nonsense": two})
+        encode(FrameKind.FILTER, {"command": 1}, {"sequence": two, "nonsense": two})
     with pytest.raises(KeyError):
-        encode(Kind.FILTER, {}, {"sequence": two})
+        encode(FrameKind.FILTER, {}, {"sequence": two})
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 16, 23, 32, 39])
@@ -268,14 +268,14 @@ def test_counts_within_columns_that_do_not_add_up_are_corrupt() -> None:
         "block_ids": np.array([1, 2], np.int32),
     }
     with pytest.raises(CorruptFrame, match="EXTEND: block_count says 5 items, and 2 are there"):
-        decode_extend(frame(encode(Kind.EXTEND, {"command": 1}, columns)))
+        decode_extend(frame(encode(FrameKind.EXTEND, {"command": 1}, columns)))
     columns = {
         "sequence": np.array([1], np.uint64),
         "message_length": np.array([5], np.uint32),
         "messages": np.frombuffer(b"why", np.uint8),
     }
     with pytest.raises(CorruptFrame, match="FAULT: message_length says 5 items"):
-        decode_faults(frame(encode(Kind.FAULT, {"acknowledged": 1}, columns)))
+        decode_faults(frame(encode(FrameKind.FAULT, {"acknowledged": 1}, columns)))
 
 
 @pytest.mark.parametrize("counts", ["token_count", "top_count", "prompt_count", "prompt_top_count"])
@@ -283,16 +283,16 @@ def test_counts_within_columns_that_do_not_add_up_are_corrupt() -> None:
 def test_a_step_whose_counts_do_not_add_up_is_corrupt(counts: str, more: int) -> None:
     """The router would read tokens that are not there, or give a row those of the next."""
     columns = step_columns()
-    decode_step(frame(encode(Kind.STEP, step_words(), columns)))
+    decode_step(frame(encode(FrameKind.STEP, step_words(), columns)))
     columns[counts][1] += more
     with pytest.raises(CorruptFrame, match=f"STEP: {counts} says"):
-        decode_step(frame(encode(Kind.STEP, step_words(), columns)))
+        decode_step(frame(encode(FrameKind.STEP, step_words(), columns)))
 
 
 def test_a_step_with_an_unknown_finish_is_corrupt() -> None:
     columns = step_columns() | {"finish": np.array([0, 3])}
     with pytest.raises(CorruptFrame, match="STEP: finish 3; there are 0 to 2"):
-        decode_step(frame(encode(Kind.STEP, step_words(), columns)))
+        decode_step(frame(encode(FrameKind.STEP, step_words(), columns)))
 
 
 def test_a_fault_may_quote_what_is_no_text() -> None:

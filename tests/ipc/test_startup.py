@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tgi_trio.errors import CorruptFrame, ProtocolMismatch
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, VERSION, Kind
+from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, VERSION, FrameKind
 from tgi_trio.ipc.startup import (
     Hello,
     ShardInfo,
@@ -51,7 +51,7 @@ def frame_of(payload: bytes) -> Frame:
 @given(anything(ShardInfo), NUMBERS)
 def test_the_router_hears_of_a_model_what_the_shard_says(info: ShardInfo, command: int) -> None:
     frame = frame_of(encode_info(command, info))
-    assert frame.kind is Kind.INFO_REPLY and frame.word("command") == command
+    assert frame.kind is FrameKind.INFO_REPLY and frame.word("command") == command
     assert decode_info(frame) == info
 
 
@@ -74,8 +74,8 @@ def test_a_name_is_one_line() -> None:
 
 
 def test_an_answer_without_all_its_names_is_corrupt() -> None:
-    words = dict.fromkeys((name for name, _ in SPECS[Kind.INFO_REPLY].words), 0)
-    payload = encode(Kind.INFO_REPLY, words, {"names": np.frombuffer(b"cpu", np.uint8)})
+    words = dict.fromkeys((name for name, _ in SPECS[FrameKind.INFO_REPLY].words), 0)
+    payload = encode(FrameKind.INFO_REPLY, words, {"names": np.frombuffer(b"cpu", np.uint8)})
     with pytest.raises(CorruptFrame, match="1 names, expected 5"):
         decode_info(frame_of(payload))
 
@@ -88,7 +88,7 @@ def test_a_warm_up_is_asked_for_and_answered_in_the_same_words(
         frame_of(encode_warmup(command, request)),
         frame_of(encode_warmup_reply(command, found)),
     )
-    assert (down.kind, up.kind) == (Kind.WARMUP, Kind.WARMUP_REPLY)
+    assert (down.kind, up.kind) == (FrameKind.WARMUP, FrameKind.WARMUP_REPLY)
     assert down.word("command") == up.word("command") == command
     assert (decode_warmup(down), decode_warmup_reply(up)) == (request, found)
 
@@ -107,17 +107,17 @@ def test_hello_of_another_wire_is_refused(hello: Hello) -> None:
 
 def test_a_first_frame_that_is_no_hello_is_refused() -> None:
     with pytest.raises(ProtocolMismatch, match="its first frame is INFO, not HELLO"):
-        decode_hello(frame_of(encode(Kind.INFO, {"command": 0}, {})), "somebody")
+        decode_hello(frame_of(encode(FrameKind.INFO, {"command": 0}, {})), "somebody")
 
 
 def test_no_field_of_a_record_is_left_out_of_its_frame() -> None:
     """And no word of the frame is without a field, but for the command's number."""
     texts = {"dtype", "device", "backend", "device_name", "undivided"}  # lines of one column
     rows = {
-        Kind.HELLO: Hello,
-        Kind.INFO_REPLY: ShardInfo,
-        Kind.WARMUP: WarmupRequest,
-        Kind.WARMUP_REPLY: WarmupResult,
+        FrameKind.HELLO: Hello,
+        FrameKind.INFO_REPLY: ShardInfo,
+        FrameKind.WARMUP: WarmupRequest,
+        FrameKind.WARMUP_REPLY: WarmupResult,
     }
     for kind, record in rows.items():
         spec = SPECS[kind]

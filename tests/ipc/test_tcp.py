@@ -17,7 +17,7 @@ from tgi_trio.errors import CorruptRing, PeerGone, ProtocolMismatch, RingFull
 from tgi_trio.ipc import peering
 from tgi_trio.ipc.broadcast import Broadcast
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.peering import Side
 from tgi_trio.ipc.prefixes import KeepOrder, decode_keep, encode_keep
 from tgi_trio.ipc.ring import LONGEST
@@ -56,7 +56,7 @@ def test_a_leader_and_its_shard_say_frames_to_each_other(
     beats: list[tuple[int, int]] = []
     leader = tcp_leader_end(spec_of(connection[0]).text())
     shard = TcpShardEnd(spec_of(connection[1]), lambda *beat: beats.append(beat))
-    frame = encode(Kind.SHUTDOWN, {"command": 7}, {})
+    frame = encode(FrameKind.SHUTDOWN, {"command": 7}, {})
     assert leader.incarnation == 2 and shard.writer.max_payload == LONGEST
     leader.reserve(len(frame))[:] = frame
     leader.commit()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tgi_trio.shard.loop.step_columns import Moved
+from tgi_trio.shard.loop.step_columns import StepChanges
 
 
-def tokens_of(moved: Moved) -> Iterator[tuple[int, list[int]]]:
+def tokens_of(moved: StepChanges) -> Iterator[tuple[int, list[int]]]:
     """Yield the id of each sequence that moved, and its tokens."""
     columns = (moved.columns[name].tolist() for name in ("sequence", "token_count", "token_ids"))
     sequences, counts, token_ids = columns

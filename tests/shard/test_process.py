@@ -15,7 +15,7 @@ import pytest
 from tests.shard.loop.scripted_router import BLOCK, PROMPT, answer, channel, row
 from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.channel import ShardEnd
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.spawn import spawn_shard
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.loop import worker
@@ -91,7 +91,7 @@ def test_a_signal_for_the_whole_service_does_not_end_a_shard(number: int) -> Non
             os.kill(child.pid, number)
             router.prefill(row(1, PROMPT, 6))
             router.finished(1)
-            router.send(Kind.SHUTDOWN)
+            router.send(FrameKind.SHUTDOWN)
             assert child.process.wait(timeout=120) == 0
     assert router.tokens(1) == answer(PROMPT, 6)
 
@@ -105,4 +105,4 @@ def test_the_death_of_the_router_ends_the_loop_quietly() -> None:
         router.hello()
         end = Orphan.attach(endpoints.spec.text())
         worker.run(end, lambda: FakeRunner(FakeSettings()), ShardOptions())
-        assert np.frombuffer(router.end.try_receive() or b"", "<u8")[0] == Kind.HELLO
+        assert np.frombuffer(router.end.try_receive() or b"", "<u8")[0] == FrameKind.HELLO

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.shard.loop.scripted_router import answer, fake_shard, row, rows_of
 from tests.support.step_frames import encode_report
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import SPECS, Finish, Kind, Phase
+from tgi_trio.ipc.frames import SPECS, Finish, FrameKind, Phase
 from tgi_trio.ipc.messages import Fault, StepReport, decode_faults, decode_step
 from tgi_trio.shard.alternatives import Listed
 from tgi_trio.shard.contract import Choices, PromptValues
@@ -191,7 +191,10 @@ def test_steps_are_encoded_as_if_none_had_been_before(
                 array.flags.writeable = False
         if not listed and number % 2:
             del columns["top_ids"], columns["top_logprobs"]
-        words = {name: 0 for name, _ in SPECS[Kind.STEP].words} | {"step": number, "held": word}
-        expected = encode(Kind.STEP, words, columns)
+        words = {name: 0 for name, _ in SPECS[FrameKind.STEP].words} | {
+            "step": number,
+            "held": word,
+        }
+        expected = encode(FrameKind.STEP, words, columns)
         assert frames.encode({"step": number, "held": word}, columns, 1 << 20) == [expected]
         before = columns

@@ -11,7 +11,7 @@ import pytest
 
 from tests.shard.loop.scripted_router import BLOCK, channel, fake_shard, row
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.ipc.frames import Finish, Kind
+from tgi_trio.ipc.frames import Finish, FrameKind
 from tgi_trio.ipc.spawn import spawn_shard
 from tgi_trio.testing.fake_model import CRASH_EXIT_CODE, FakeSettings, continuation
 
@@ -30,7 +30,7 @@ def run_process(settings: dict[str, object], *, crash: bool = False) -> tuple[in
                 router.prefill(row(1, [5, 6, 7], 6))
                 if not crash:
                     router.finished(1)
-                    router.send(Kind.SHUTDOWN)
+                    router.send(FrameKind.SHUTDOWN)
             code = child.process.wait(timeout=120)
             return code, router.tokens(1), child.process.stderr.read().decode()
 

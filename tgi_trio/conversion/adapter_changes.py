@@ -17,7 +17,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import CONFIG, AdapterConfig
 from tgi_trio.model.adapters.tensor_kinds import (
     WRITTEN_WHOLE,
-    Kind,
+    TensorKind,
     find_kinds,
     is_repeated,
 )
@@ -40,7 +40,7 @@ class Change:
 
     module: str  # the adapter's name for it: "model.layers.0.self_attn.q_proj"
     tensor: str  # "weight" or "bias"
-    parts: Mapping[Kind, AdapterTensor]
+    parts: Mapping[TensorKind, AdapterTensor]
     scale: float = 0.0  # s
     rows: Sequence[int] = ()  # the tokens of ROWS
 
@@ -52,7 +52,7 @@ class Change:
     @property
     def whole(self) -> AdapterTensor | None:
         """The tensor that replaces the base's, if any."""
-        return self.parts.get(Kind.WEIGHT if self.tensor == "weight" else Kind.BIAS)
+        return self.parts.get(TensorKind.WEIGHT if self.tensor == "weight" else TensorKind.BIAS)
 
     @property
     def adds(self) -> bool:
@@ -77,22 +77,22 @@ class Change:
         parts = self.parts
         self.shape(base.shape)
         total = base if self.whole is None else self.whole.load()
-        if Kind.ROWS in parts:  # PEFT adds A and B of a head to those
-            total = self._put_rows(total, parts[Kind.ROWS].load())
-        if Kind.ADDED_BIAS in parts:
-            total = self._add(total, np.float32(self.scale) * parts[Kind.ADDED_BIAS].load())
+        if TensorKind.ROWS in parts:  # PEFT adds A and B of a head to those
+            total = self._put_rows(total, parts[TensorKind.ROWS].load())
+        if TensorKind.ADDED_BIAS in parts:
+            total = self._add(total, np.float32(self.scale) * parts[TensorKind.ADDED_BIAS].load())
         inputs = 1  # axis of a linear's inputs, over which DoRA's norms are computed
-        if Kind.A in parts:
-            delta = self._product(parts[Kind.A], parts[Kind.B])
+        if TensorKind.A in parts:
+            delta = self._product(parts[TensorKind.A], parts[TensorKind.B])
             square = total.shape == delta.shape
             if total.shape == delta.shape[::-1] and (transposed or not square):
                 delta, inputs = delta.T, 0
             total = self._add(total, delta)
-        if Kind.EMBEDDING_A in parts:
-            delta = self._product(parts[Kind.EMBEDDING_A], parts[Kind.EMBEDDING_B])
+        if TensorKind.EMBEDDING_A in parts:
+            delta = self._product(parts[TensorKind.EMBEDDING_A], parts[TensorKind.EMBEDDING_B])
             total, inputs = self._add(total, delta.T), 0
-        if Kind.MAGNITUDE in parts:
-            total = self._rescale(total, parts[Kind.MAGNITUDE].load().reshape(-1), inputs)
+        if TensorKind.MAGNITUDE in parts:
+            total = self._rescale(total, parts[TensorKind.MAGNITUDE].load().reshape(-1), inputs)
         return total
 
     def _product(self, a: AdapterTensor, b: AdapterTensor) -> Floats:
@@ -130,7 +130,7 @@ def find_changes(config: AdapterConfig, tensors: Iterator[AdapterTensor]) -> lis
     Raises ModelLoadError for tensors that its configuration does not announce, for announced
     tensors that are missing, and for matrices that do not fit each other.
     """
-    modules: dict[str, dict[Kind, AdapterTensor]] = {}
+    modules: dict[str, dict[TensorKind, AdapterTensor]] = {}
     named = {tensor.name: tensor for tensor in tensors}
     for tensor in named.values():
         if is_repeated(tensor.name, named):
@@ -152,7 +152,7 @@ def find_changes(config: AdapterConfig, tensors: Iterator[AdapterTensor]) -> lis
     ]
 
 
-def _classify(config: AdapterConfig, tensor: AdapterTensor) -> tuple[Kind, str]:
+def _classify(config: AdapterConfig, tensor: AdapterTensor) -> tuple[TensorKind, str]:
     """Return the kind of a tensor, and its module."""
     for kind, module in find_kinds(tensor.name):
         if _is_announced(config, kind, module):
@@ -160,20 +160,20 @@ def _classify(config: AdapterConfig, tensor: AdapterTensor) -> tuple[Kind, str]:
     raise ModelLoadError(explain_unmerged(config, f"the tensor {tensor.name!r}"))
 
 
-def _is_announced(config: AdapterConfig, kind: Kind, module: str) -> bool:
+def _is_announced(config: AdapterConfig, kind: TensorKind, module: str) -> bool:
     """Return whether the configuration announces tensors of this kind for the module."""
     values = config.values
     match kind:
-        case Kind.MAGNITUDE:
+        case TensorKind.MAGNITUDE:
             return bool(values.get("use_dora"))
-        case Kind.ADDED_BIAS:
+        case TensorKind.ADDED_BIAS:
             return bool(values.get("lora_bias"))
-        case Kind.ROWS:
+        case TensorKind.ROWS:
             return bool(values.get("trainable_token_indices"))
-        case Kind.WEIGHT:
+        case TensorKind.WEIGHT:
             saved = (*WRITTEN_WHOLE, *config.saved_modules)
             return any(_is_within(module, each) for each in saved)
-        case Kind.BIAS:
+        case TensorKind.BIAS:
             saved = tuple(config.saved_modules)
             return values.get("bias", "none") != "none" or any(
                 _is_within(module, each) for each in saved
@@ -188,23 +188,23 @@ def _is_within(module: str, name: str) -> bool:
 
 
 def _changes(
-    config: AdapterConfig, module: str, parts: Mapping[Kind, AdapterTensor]
+    config: AdapterConfig, module: str, parts: Mapping[TensorKind, AdapterTensor]
 ) -> Iterator[Change]:
     """Yield the changes of a module's weight and of its bias."""
     own = dict(parts)
-    bias: dict[Kind, AdapterTensor] = {
-        kind: own.pop(kind) for kind in (Kind.BIAS, Kind.ADDED_BIAS) if kind in own
+    bias: dict[TensorKind, AdapterTensor] = {
+        kind: own.pop(kind) for kind in (TensorKind.BIAS, TensorKind.ADDED_BIAS) if kind in own
     }
     paired, values = False, config.values
-    for a, b in ((Kind.A, Kind.B), (Kind.EMBEDDING_A, Kind.EMBEDDING_B)):
+    for a, b in ((TensorKind.A, TensorKind.B), (TensorKind.EMBEDDING_A, TensorKind.EMBEDDING_B)):
         if (a in own) != (b in own):
             raise ModelLoadError(f"{config.folder} holds only one of the two matrices of {module}")
         if a in own:
             paired = True
             _check_pair(config, module, own[a].shape, own[b].shape)
     for flag, kind, there in (
-        ("use_dora", Kind.MAGNITUDE, own),
-        ("lora_bias", Kind.ADDED_BIAS, bias),
+        ("use_dora", TensorKind.MAGNITUDE, own),
+        ("lora_bias", TensorKind.ADDED_BIAS, bias),
     ):
         if (kind in there) != (paired and bool(values.get(flag))):
             raise ModelLoadError(
@@ -213,7 +213,7 @@ def _changes(
             )
     scale = config.scale(module) if paired else 0.0
     if own:
-        rows = config.token_indices(module) if Kind.ROWS in own else ()
+        rows = config.token_indices(module) if TensorKind.ROWS in own else ()
         yield Change(module, "weight", own, scale, rows)
     if bias:
         yield Change(module, "bias", bias, scale)

@@ -16,7 +16,7 @@ import numpy as np
 from tgi_trio.conversion.adapter_changes import AdapterTensor, Change, Floats
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import CONFIG, AdapterConfig
-from tgi_trio.model.adapters.tensor_kinds import Kind
+from tgi_trio.model.adapters.tensor_kinds import TensorKind
 
 _HEAD: Final = "lm_head"
 # Embeddings to which a head may be tied, and the name of a separate head.
@@ -84,7 +84,7 @@ def plan_merge(
         if head is not None and not unties:
             raise _foreign(head.change)
     for change in (*owners.values(), *heads):
-        if Kind.ROWS in change.parts:
+        if TensorKind.ROWS in change.parts:
             owners |= _without_bias(change, embedding, shapes)
     return MergePlan(owners, embedding, head, _count_tokens(owners, embedding, head, shapes))
 
@@ -108,11 +108,11 @@ def _untie(
     tied = bool(config.values.get("ensure_weight_tying"))  # PEFT has trained one change for both
     if head is None:
         # PEFT changes rows of single tokens in both.
-        if embedding is None or tied or set(embedding.parts) == {Kind.ROWS}:
+        if embedding is None or tied or set(embedding.parts) == {TensorKind.ROWS}:
             return None
         # The head has the embedding's weights without additions.
         whole = {} if embedding.whole is None or not embedding.adds else {
-            Kind.WEIGHT: embedding.whole
+            TensorKind.WEIGHT: embedding.whole
         }  # fmt: skip
         return NewHead(name, replace(embedding, module=_HEAD, parts=whole, rows=()))
     if tied and embedding is not None:
@@ -121,9 +121,9 @@ def _untie(
         one, other = embedding.whole, head.whole
         if one is not None and other is not None and np.array_equal(one.load(), other.load()):
             return None
-    if embedding is not None and Kind.ROWS in embedding.parts and not head.rows:
+    if embedding is not None and TensorKind.ROWS in embedding.parts and not head.rows:
         # Those of the embedding are the head's as well, and A and B are added to them.
-        parts = {**head.parts, Kind.ROWS: embedding.parts[Kind.ROWS]}
+        parts = {**head.parts, TensorKind.ROWS: embedding.parts[TensorKind.ROWS]}
         head = replace(head, parts=parts, rows=embedding.rows)
     return NewHead(name, head)
 
@@ -144,7 +144,7 @@ def _without_bias(
     def load() -> Floats:
         return np.zeros(shapes[bias], np.float32)
 
-    parts = {Kind.BIAS: AdapterTensor(bias, shapes[bias], load)}
+    parts = {TensorKind.BIAS: AdapterTensor(bias, shapes[bias], load)}
     return {bias: Change(bias.removesuffix(".bias"), "bias", parts)}
 
 
@@ -178,7 +178,7 @@ def _count_tokens(
 
 
 def _unbiased(config: AdapterConfig, change: Change) -> ModelLoadError:
-    if Kind.ADDED_BIAS not in change.parts:
+    if TensorKind.ADDED_BIAS not in change.parts:
         return _foreign(change)
     return ModelLoadError(
         f"the adapter adds a bias to {change.module} (lora_bias of {config.folder / CONFIG}), and "

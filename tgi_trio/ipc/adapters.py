@@ -10,7 +10,7 @@ import numpy as np
 
 from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.frame_codec import Frame, encode, encode_path
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 
 _DIGEST: Final = 32  # bytes of a sha256
 
@@ -41,7 +41,7 @@ def encode_adapter(command: int, order: AdapterOrder) -> bytes:
         "folder": encode_path(order.folder),
         "sha256": np.frombuffer(order.sha256, np.uint8),
     }
-    return encode(Kind.LOAD_ADAPTER, {"command": command, "adapter": order.number}, columns)
+    return encode(FrameKind.LOAD_ADAPTER, {"command": command, "adapter": order.number}, columns)
 
 
 def decode_adapter(frame: Frame) -> AdapterOrder:
@@ -56,7 +56,7 @@ def encode_adapter_reply(report: AdapterReport) -> bytes:
         "sha256": np.frombuffer(report.sha256, np.uint8),
         "error": np.frombuffer(report.error.encode("utf-8", "replace"), np.uint8),
     }
-    return encode(Kind.ADAPTER_REPLY, words, columns)
+    return encode(FrameKind.ADAPTER_REPLY, words, columns)
 
 
 def decode_adapter_reply(frame: Frame) -> AdapterReport:
@@ -72,7 +72,7 @@ def decode_adapter_reply(frame: Frame) -> AdapterReport:
 
 def encode_drop(command: int, number: int) -> bytes:
     """Return a DROP_ADAPTER frame."""
-    return encode(Kind.DROP_ADAPTER, {"command": command, "adapter": number}, {})
+    return encode(FrameKind.DROP_ADAPTER, {"command": command, "adapter": number}, {})
 
 
 def _digest(frame: Frame) -> bytes:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
-from tgi_trio.ipc.frames import SPECS, WORD, Kind
+from tgi_trio.ipc.frames import SPECS, WORD, FrameKind
 
 _NUMBER = struct.Struct("<Q")  # of the kind, by which a frame begins
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -26,14 +26,14 @@ def encode_path(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(os.fsencode(path), np.uint8)
 
 
-def frame_bytes(kind: Kind, **counts: int) -> int:
+def frame_bytes(kind: FrameKind, **counts: int) -> int:
     """Return how many bytes a frame with these counts has."""
     spec = SPECS[kind]
     sizes = (counts[column.per] * np.dtype(column.dtype).itemsize for column in spec.columns)
     return spec.header_bytes + sum(-(-size // WORD) * WORD for size in sizes)
 
 
-def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes:
+def encode(kind: FrameKind, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes:
     """Return the frame as bytes.
 
     Columns that are left out are empty. Counts are taken from the arrays.
@@ -72,7 +72,7 @@ def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[A
 
 
 @lru_cache(maxsize=1024)
-def _row_type(kind: Kind, counts: tuple[int, ...], size: int) -> np.dtype[Any]:
+def _row_type(kind: FrameKind, counts: tuple[int, ...], size: int) -> np.dtype[Any]:
     """Return the structured dtype of a whole frame; raises CorruptFrame unless it has `size`.
 
     Cached, since frames of steady decoding have the same counts step after step.
@@ -104,7 +104,7 @@ class FrameTemplate:
     The bytes are those of `encode`.
     """
 
-    def __init__(self, kind: Kind, frame: bytes, columns: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, kind: FrameKind, frame: bytes, columns: Mapping[str, NDArray[Any]]) -> None:
         """Begin with a frame of these columns, as `encode` returns it."""
         spec = SPECS[kind]
         names = [name for name, _ in spec.words]

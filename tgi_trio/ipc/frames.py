@@ -30,7 +30,7 @@ VERSION = 19
 WORD = 8
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """Frame kinds. Commands flow router -> shard, replies shard -> router, HELLO both ways."""
 
     HELLO = 1
@@ -100,7 +100,7 @@ class Column:
 class FrameSpec:
     """One row of the wire table."""
 
-    kind: Kind
+    kind: FrameKind
     direction: str
     meaning: str
     words: tuple[tuple[str, str], ...] = ()  # (name, meaning)
@@ -181,7 +181,7 @@ _IMAGES = (
 
 FRAMES: tuple[FrameSpec, ...] = (
     FrameSpec(
-        Kind.HELLO,
+        FrameKind.HELLO,
         "both",
         "First frame each way; a mismatch ends the connection.",
         words=(
@@ -193,9 +193,9 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("incarnation", "how many times this group has been started"),
         ),
     ),
-    FrameSpec(Kind.INFO, "router->shard", "Ask for the static facts.", words=(_COMMAND,)),
+    FrameSpec(FrameKind.INFO, "router->shard", "Ask for the static facts.", words=(_COMMAND,)),
     FrameSpec(
-        Kind.INFO_REPLY,
+        FrameKind.INFO_REPLY,
         "shard->router",
         "Static facts of the loaded model.",
         words=(
@@ -222,7 +222,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.WARMUP,
+        FrameKind.WARMUP,
         "router->shard",
         "Run the largest step the limits allow, then size and allocate the KV cache.",
         words=(
@@ -239,7 +239,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.WARMUP_REPLY,
+        FrameKind.WARMUP_REPLY,
         "shard->router",
         "What the warm-up found. Block ids are 0 .. blocks-1; block 0 is never handed out.",
         words=(
@@ -259,7 +259,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.LIMITS,
+        FrameKind.LIMITS,
         "router->shard",
         "Standing limits; they hold until the next LIMITS.",
         words=(
@@ -271,7 +271,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.PREFILL,
+        FrameKind.PREFILL,
         "router->shard",
         "New sequences. They join the batch at the next step.",
         words=(_COMMAND,),
@@ -295,7 +295,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.EXTEND,
+        FrameKind.EXTEND,
         "router->shard",
         "More KV blocks for running sequences. Unknown sequences are skipped: they have ended.",
         words=(_COMMAND,),
@@ -307,7 +307,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.FILTER,
+        FrameKind.FILTER,
         "router->shard",
         "Drop sequences. Their blocks are free once a STEP acknowledges this command.",
         words=(_COMMAND,),
@@ -315,7 +315,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         columns=(Column("sequence", "<u8", "rows", "sequence id; unknown ones are skipped"),),
     ),
     FrameSpec(
-        Kind.LOAD_ADAPTER,
+        FrameKind.LOAD_ADAPTER,
         "router->shard",
         "Load a LoRA adapter, beside the steps; ADAPTER_REPLY says what came of it.",
         words=(_COMMAND, ("adapter", "its number, chosen by the router, never reused")),
@@ -326,7 +326,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.ADAPTER_REPLY,
+        FrameKind.ADAPTER_REPLY,
         "shard->router",
         "An adapter is loaded, or why it is not.",
         words=(
@@ -341,13 +341,13 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.DROP_ADAPTER,
+        FrameKind.DROP_ADAPTER,
         "router->shard",
         "Forget an adapter that no sequence has any more.",
         words=(_COMMAND, ("adapter", "its number; unknown ones are skipped")),
     ),
     FrameSpec(
-        Kind.KEEP,
+        FrameKind.KEEP,
         "router->shard",
         "Write computed blocks and states to a file, or a part of them, when no sequence is left; "
         "PREFIX_REPLY answers.",
@@ -375,7 +375,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.RESTORE,
+        FrameKind.RESTORE,
         "router->shard",
         "Read a kept file into the first blocks and slots, and what follows there into the host's "
         "memory, before any sequence; PREFIX_REPLY answers.",
@@ -393,7 +393,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.PREFIX_REPLY,
+        FrameKind.PREFIX_REPLY,
         "shard->router",
         "What came of a KEEP or a RESTORE.",
         words=(("bytes", "written or read, this rank"),),
@@ -401,7 +401,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         columns=(Column("error", "u1", "error_chars", "UTF-8; empty: all ranks have done it"),),
     ),
     FrameSpec(
-        Kind.TRANSFER,
+        FrameKind.TRANSFER,
         "router->shard",
         "Copy blocks of cached prefixes, and snapshots of states behind them, out to the host's "
         "memory and back, in this order, after the steps so far. What is granted one of them later "
@@ -416,10 +416,13 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.SHUTDOWN, "router->shard", "Finish the step in hand and exit 0.", words=(_COMMAND,)
+        FrameKind.SHUTDOWN,
+        "router->shard",
+        "Finish the step in hand and exit 0.",
+        words=(_COMMAND,),
     ),
     FrameSpec(
-        Kind.STEP,
+        FrameKind.STEP,
         "shard->router",
         "What one step did. A step without rows only acknowledges commands.",
         words=(
@@ -458,7 +461,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.FAULT,
+        FrameKind.FAULT,
         "shard->router",
         "Sequences that failed alone; the shard has dropped them and goes on.",
         words=(("acknowledged", "number of the last command applied"),),
@@ -470,7 +473,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.PLAN,
+        FrameKind.PLAN,
         "rank 0->other ranks",
         "Compute a step. WARMUP, LOAD_ADAPTER, DROP_ADAPTER, KEEP, RESTORE, TRANSFER and SHUTDOWN "
         "go the same way; only HELLO is answered.",
@@ -516,7 +519,7 @@ FRAMES: tuple[FrameSpec, ...] = (
     ),
 )
 
-SPECS: Mapping[Kind, FrameSpec] = {spec.kind: spec for spec in FRAMES}
+SPECS: Mapping[FrameKind, FrameSpec] = {spec.kind: spec for spec in FRAMES}
 
 
 def layout_text() -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Finish, Kind, RowFlag
+from tgi_trio.ipc.frames import Finish, FrameKind, RowFlag
 from tgi_trio.ipc.images import SequenceImage
 from tgi_trio.ipc.prefill_images import image_columns, split_images
 
@@ -159,7 +159,7 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
     for name in _PLAIN:
         columns[name] = np.array([getattr(s, name) for s in sampling])
     columns |= image_columns([row.images for row in rows])
-    return encode(Kind.PREFILL, {"command": command}, columns)
+    return encode(FrameKind.PREFILL, {"command": command}, columns)
 
 
 def decode_prefill(frame: Frame) -> list[PrefillRow]:
@@ -246,7 +246,7 @@ def encode_extend(command: int, rows: ListLike[ExtendRow]) -> bytes:
         "block_count": _u4([len(row.block_ids) for row in rows]),
         "block_ids": _i4([b for row in rows for b in row.block_ids]),
     }
-    return encode(Kind.EXTEND, {"command": command}, columns)
+    return encode(FrameKind.EXTEND, {"command": command}, columns)
 
 
 def decode_extend(frame: Frame) -> list[ExtendRow]:
@@ -259,7 +259,7 @@ def decode_extend(frame: Frame) -> list[ExtendRow]:
 def encode_filter(command: int, sequences: ListLike[int]) -> bytes:
     """Return a FILTER frame that drops `sequences`."""
     return encode(
-        Kind.FILTER, {"command": command}, {"sequence": np.array(sequences, dtype=np.uint64)}
+        FrameKind.FILTER, {"command": command}, {"sequence": np.array(sequences, dtype=np.uint64)}
     )
 
 
@@ -345,7 +345,7 @@ def encode_faults(acknowledged: int, faults: ListLike[Fault]) -> bytes:
         "message_length": _u4([len(text) for text in texts]),
         "messages": np.frombuffer(b"".join(texts), dtype=np.uint8),
     }
-    return encode(Kind.FAULT, {"acknowledged": acknowledged}, columns)
+    return encode(FrameKind.FAULT, {"acknowledged": acknowledged}, columns)
 
 
 def decode_faults(frame: Frame) -> list[Fault]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.frame_codec import Frame, encode, encode_path
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -102,7 +102,7 @@ def encode_keep(command: int, order: KeepOrder) -> bytes:
     words = {"command": command}
     for name, (blocks, slots) in (("before", order.before), ("behind", order.behind)):
         words |= {f"blocks_{name}": blocks, f"slots_{name}": slots}
-    return encode(Kind.KEEP, words, columns)
+    return encode(FrameKind.KEEP, words, columns)
 
 
 def decode_keep(frame: Frame) -> KeepOrder:
@@ -120,7 +120,7 @@ def encode_restore(command: int, order: RestoreOrder) -> bytes:
     words = {"command": command, "blocks": order.blocks, "slots": order.slots}
     words |= {"host_blocks": order.host_blocks, "host_slots": order.host_slots}
     columns = {"folder": encode_path(order.folder), "key": np.frombuffer(order.key, np.uint8)}
-    return encode(Kind.RESTORE, words, columns)
+    return encode(FrameKind.RESTORE, words, columns)
 
 
 def decode_restore(frame: Frame) -> RestoreOrder:
@@ -132,7 +132,7 @@ def decode_restore(frame: Frame) -> RestoreOrder:
 def encode_prefix_reply(report: PrefixReport) -> bytes:
     """Return a PREFIX_REPLY frame."""
     error = np.frombuffer(report.error.encode("utf-8", "replace"), np.uint8)
-    return encode(Kind.PREFIX_REPLY, {"bytes": report.nbytes}, {"error": error})
+    return encode(FrameKind.PREFIX_REPLY, {"bytes": report.nbytes}, {"error": error})
 
 
 def decode_prefix_reply(frame: Frame) -> PrefixReport:

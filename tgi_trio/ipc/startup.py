@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame, ProtocolMismatch
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Kind
+from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, FrameKind
 
 BLOCK_SIZE = 16  # tokens per KV block of every backend
 
@@ -109,7 +109,7 @@ _NAMES = ("dtype", "device", "backend", "device_name", "undivided")  # lines of 
 
 def encode_hello(hello: Hello) -> bytes:
     """Return a HELLO frame."""
-    return encode(Kind.HELLO, _words(Kind.HELLO, hello), {})
+    return encode(FrameKind.HELLO, _words(FrameKind.HELLO, hello), {})
 
 
 def decode_hello(frame: Frame, peer: str) -> Hello:
@@ -117,7 +117,7 @@ def decode_hello(frame: Frame, peer: str) -> Hello:
 
     Raises ProtocolMismatch unless it is a HELLO of our own version and layout.
     """
-    if frame.kind is not Kind.HELLO:
+    if frame.kind is not FrameKind.HELLO:
         raise ProtocolMismatch(peer, f"its first frame is {frame.kind.name}, not HELLO")
     hello = Hello(**_values(frame))
     if (hello.version, hello.layout_hash) != (VERSION, LAYOUT_HASH):
@@ -137,7 +137,9 @@ def encode_info(command: int, info: ShardInfo) -> bytes:
         "eos_ids": np.array(info.eos_ids, np.int32),
         "names": np.frombuffer(names, np.uint8),
     }
-    return encode(Kind.INFO_REPLY, {"command": command} | _words(Kind.INFO_REPLY, info), columns)
+    return encode(
+        FrameKind.INFO_REPLY, {"command": command} | _words(FrameKind.INFO_REPLY, info), columns
+    )
 
 
 def decode_info(frame: Frame) -> ShardInfo:
@@ -152,7 +154,7 @@ def decode_info(frame: Frame) -> ShardInfo:
 
 def encode_warmup(command: int, request: WarmupRequest) -> bytes:
     """Return a WARMUP frame."""
-    return encode(Kind.WARMUP, {"command": command} | _words(Kind.WARMUP, request), {})
+    return encode(FrameKind.WARMUP, {"command": command} | _words(FrameKind.WARMUP, request), {})
 
 
 def decode_warmup(frame: Frame) -> WarmupRequest:
@@ -162,7 +164,9 @@ def decode_warmup(frame: Frame) -> WarmupRequest:
 
 def encode_warmup_reply(command: int, found: WarmupResult) -> bytes:
     """Return the WARMUP_REPLY to `command`."""
-    return encode(Kind.WARMUP_REPLY, {"command": command} | _words(Kind.WARMUP_REPLY, found), {})
+    return encode(
+        FrameKind.WARMUP_REPLY, {"command": command} | _words(FrameKind.WARMUP_REPLY, found), {}
+    )
 
 
 def decode_warmup_reply(frame: Frame) -> WarmupResult:
@@ -170,7 +174,7 @@ def decode_warmup_reply(frame: Frame) -> WarmupResult:
     return WarmupResult(**_values(frame))
 
 
-def _words(kind: Kind, record: object) -> dict[str, int]:
+def _words(kind: FrameKind, record: object) -> dict[str, int]:
     """Return the words of a frame that are fields of `record`: all but the command's number."""
     names = (name for name, _ in SPECS[kind].words if name != "command")
     return {name: int(getattr(record, name)) for name in names}

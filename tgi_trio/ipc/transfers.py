@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 
 
 class Transfer(NamedTuple):
@@ -29,7 +29,7 @@ def encode_transfers(command: int, transfers: Sequence[Transfer]) -> bytes:
         "back": np.array([each.back for each in transfers], np.uint8),
         "states": np.array([each.states for each in transfers], np.uint8),
     }
-    return encode(Kind.TRANSFER, {"command": command}, columns)
+    return encode(FrameKind.TRANSFER, {"command": command}, columns)
 
 
 def decode_transfers(frame: Frame) -> list[Transfer]:

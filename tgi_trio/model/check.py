@@ -35,7 +35,7 @@ from tgi_trio.model.published import is_published
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.recognise import check_stated, find_layout, find_made
-from tgi_trio.model.quantised.stored import Stored, check_stored
+from tgi_trio.model.quantised.stored import StoredMatrices, check_stored
 from tgi_trio.model.specs.activations import check_activation
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.specs.t5 import T5_FAMILIES, T5Spec, t5_spec
@@ -182,7 +182,7 @@ def check_checkpoint(
 
 
 def _scales(
-    tensors: Mapping[str, StoredTensor], stored: Stored
+    tensors: Mapping[str, StoredTensor], stored: StoredMatrices
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the tensors that contain scales, with the scales' dtype."""
     numbers = stored.parts - stored.codes
@@ -246,7 +246,7 @@ def _check_claims(
     config: ModelConfig,
     tensors: Mapping[str, StoredTensor],
     claims: TensorClaims,
-    stored: Stored = Stored(),  # noqa: B008 (frozen)
+    stored: StoredMatrices = StoredMatrices(),  # noqa: B008 (frozen)
 ) -> None:
     base = claims.base
     if any(name.startswith(base) for name in tensors):

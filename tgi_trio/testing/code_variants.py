@@ -33,7 +33,7 @@ from tgi_trio.testing.variant import BF16, E4M3, EVEN, F16, F32, I8, I32, TYPES,
 
 @dataclass(frozen=True)
 class Stored:
-    """A format's matrices, as the kernel's constants describe them; see `Form`."""
+    """A format's matrices, as the kernel's constants describe them; see `CodeLayout`."""
 
     kind: str
     group: int

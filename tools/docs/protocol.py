@@ -11,8 +11,8 @@ from tgi_trio.ipc.frames import (
     LAYOUT_HASH,
     VERSION,
     Finish,
+    FrameKind,
     FrameSpec,
-    Kind,
     Phase,
     RowFlag,
 )
@@ -113,7 +113,7 @@ def _frame(spec: FrameSpec) -> list[str]:
 
 
 def _values(
-    title: str, values: type[Kind] | type[RowFlag] | type[Phase] | type[Finish]
+    title: str, values: type[FrameKind] | type[RowFlag] | type[Phase] | type[Finish]
 ) -> list[str]:
     listed = ", ".join(f"`{member.name}` = {member.value}" for member in values)
     return [f"**{title}**: {listed}", ""]

@@ -14,7 +14,7 @@ import trio.testing
 from tgi_trio.errors import ConfigurationError, Overloaded, Unavailable, ValidationError
 from tgi_trio.ipc.adapters import AdapterReport, decode_adapter
 from tgi_trio.ipc.frame_codec import Frame
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.router.adapters.adapter_states import AdapterState
 from tgi_trio.router.adapters.registry import LONGEST_WAIT, PATIENCE, AdapterRegistry, ServedAdapter
 
@@ -43,7 +43,7 @@ class FakeShard:
 
     def _send(self, frame: bytes) -> None:
         told = Frame(memoryview(frame))
-        if told.kind is Kind.DROP_ADAPTER:
+        if told.kind is FrameKind.DROP_ADAPTER:
             self.has.discard(told.word("adapter"))
             self.orders = deque(each for each in self.orders if each[0] != told.word("adapter"))
         else:
@@ -311,9 +311,9 @@ async def test_what_has_changed_while_no_shard_was_there(
     registry.settle(AdapterReport(2, "the files are not those"))  # in use, by a replayed request
     registry.unload("a0")
     registry.settle(AdapterReport(1, "", 10, 4, bytes(32)))  # nobody wants it any more
-    sent: list[Kind] = []
+    sent: list[FrameKind] = []
     registry.attach(lambda frame: sent.append(Frame(memoryview(frame)).kind))
-    assert sent == [Kind.DROP_ADAPTER]  # not of what failed: it is to say why
+    assert sent == [FrameKind.DROP_ADAPTER]  # not of what failed: it is to say why
     registry.check()
     registry.detach()
     shard.boot()

@@ -23,7 +23,7 @@ from tests.router.harness import (
 )
 from tgi_trio.errors import Draining, GenerationError, LibraryPanic, Overloaded, Unavailable
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import SPECS, Kind
+from tgi_trio.ipc.frames import SPECS, FrameKind
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.engine.engine import FRAMES_PER_TURN, AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
@@ -322,7 +322,7 @@ class Flood:
         self.turns: list[int] = []
         self._stop_after = stop_after
         self._frame = encode(
-            Kind.STEP, {name: 0 for name, _ in SPECS[Kind.STEP].words} | {"step": 1}, {}
+            FrameKind.STEP, {name: 0 for name, _ in SPECS[FrameKind.STEP].words} | {"step": 1}, {}
         )
 
     def send(self, command: object) -> None: ...

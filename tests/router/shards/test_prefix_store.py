@@ -12,7 +12,7 @@ import pytest
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
 from tgi_trio.ipc.frame_codec import frame_bytes
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.prefixes import KeepOrder
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
 from tgi_trio.model.facts import ModelFacts
@@ -336,6 +336,6 @@ def test_a_folder_that_cannot_be_is_said(settings: Settings, tmp_path: Path) -> 
 
 def test_the_largest_order_fits_a_ring() -> None:
     size = frame_bytes(
-        Kind.KEEP, folder_bytes=4096, key_bytes=16, blocks=MOST_BLOCKS, slots=MOST_BLOCKS
+        FrameKind.KEEP, folder_bytes=4096, key_bytes=16, blocks=MOST_BLOCKS, slots=MOST_BLOCKS
     )
     assert size <= DEFAULT_RING_BYTES // 2 - 8

@@ -21,7 +21,7 @@ from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import RoundedMatrix, round_matrix
 from tgi_trio.shard.checkpoint.rounding.gguf_types import ENCODERS
 from tgi_trio.shard.checkpoint.rounding.numbers import FP4_BOTH, NF4, nearest_e4m3
-from tgi_trio.shard.checkpoint.unpacked import Parts, unpack_matrix
+from tgi_trio.shard.checkpoint.unpacked import UnpackedMatrix, unpack_matrix
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +41,7 @@ def rounded(word: str, values: Array) -> RoundedMatrix:
     return found
 
 
-def put_together(parts: Parts) -> Array:
+def put_together(parts: UnpackedMatrix) -> Array:
     """Return what parts stand for, written out number by number."""
     numbers = parts.codes.astype(np.float64) if parts.table is None else parts.table[parts.codes]
     inputs = parts.codes.shape[1]

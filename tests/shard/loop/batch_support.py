@@ -12,7 +12,7 @@ from tgi_trio.shard.contract import (
 )
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.reply_frames import StepFrames
-from tgi_trio.shard.loop.step_columns import Moved
+from tgi_trio.shard.loop.step_columns import StepChanges
 from tgi_trio.shard.runner import Drafter
 
 EOS = 2
@@ -38,13 +38,13 @@ def answer(plan: StepPlan, token: int = 7) -> StepResult:
     return StepResult.of(rows, 0, 0)
 
 
-def advance(batch: Batch, plan: StepPlan, result: StepResult) -> tuple[StepReport, Moved]:
+def advance(batch: Batch, plan: StepPlan, result: StepResult) -> tuple[StepReport, StepChanges]:
     """Move the batch; return the report as the router reads it, and the rest."""
     moved = batch.settle(plan, result)
     return read_report(moved), moved
 
 
-def read_report(moved: Moved) -> StepReport:
+def read_report(moved: StepChanges) -> StepReport:
     (frame,) = StepFrames().encode({"step": 1, "acknowledged": 1}, moved.columns, 1 << 20)
     return decode_step(Frame(memoryview(frame)))
 

@@ -20,7 +20,7 @@ from tgi_trio.ipc.adapters import (
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import (
     ExtendRow,
     Fault,
@@ -58,13 +58,13 @@ class ScriptedRouter:
 
     # --- commands: each returns its number ---
 
-    def send(self, kind: Kind, **words: int) -> int:
+    def send(self, kind: FrameKind, **words: int) -> int:
         self.command += 1
         self.end.send(encode(kind, {"command": self.command, **words}, {}))
         return self.command
 
     def limits(self, token_budget: int) -> int:
-        return self.send(Kind.LIMITS, token_budget=token_budget)
+        return self.send(FrameKind.LIMITS, token_budget=token_budget)
 
     def prefill(self, *rows: PrefillRow) -> int:
         self.command += 1
@@ -99,19 +99,19 @@ class ScriptedRouter:
         self.greet()
         self.warm_up(max_prefill_tokens=max_prefill_tokens, blocks=blocks)
         frame = self.receive()
-        assert frame.kind is Kind.WARMUP_REPLY and frame.word("blocks") == blocks
+        assert frame.kind is FrameKind.WARMUP_REPLY and frame.word("blocks") == blocks
         self.end.release()
 
     def greet(self) -> None:
         """Exchange HELLO."""
         self.hello()
-        assert self.receive().kind is Kind.HELLO
+        assert self.receive().kind is FrameKind.HELLO
         self.end.release()
 
     def warm_up(self, *, max_prefill_tokens: int = 1000, blocks: int = 256) -> None:
         """Ask for a warm-up; its reply is not waited for."""
         self.send(
-            Kind.WARMUP,
+            FrameKind.WARMUP,
             max_prefill_tokens=max_prefill_tokens,
             max_total_tokens=0,
             max_batch_size=64,
@@ -155,18 +155,18 @@ class ScriptedRouter:
     def _keep(self, frame: Frame) -> bool:
         """Take in a STEP (True), the faults before it, or what has come of another order."""
         match frame.kind:
-            case Kind.STEP:
+            case FrameKind.STEP:
                 self.reports.append(decode_step(frame))
-            case Kind.FAULT:
+            case FrameKind.FAULT:
                 self.faults += decode_faults(frame)
-            case Kind.ADAPTER_REPLY:
+            case FrameKind.ADAPTER_REPLY:
                 report = decode_adapter_reply(frame)
                 self.adapters[report.number] = report
-            case Kind.PREFIX_REPLY:
+            case FrameKind.PREFIX_REPLY:
                 self.kept.append(decode_prefix_reply(frame))
             case other:
                 raise AssertionError(f"a shard does not send {other.name}")
-        return frame.kind is Kind.STEP
+        return frame.kind is FrameKind.STEP
 
     def until(self, done: Callable[[StepReport], bool]) -> StepReport:
         """Take in steps until one is `done`; return it."""

@@ -12,7 +12,7 @@ import pytest
 from tests.shard.loop.scripted_router import BLOCK, answer, channel, fake_shard
 from tests.shard.loop.scripted_router import row as prefill
 from tgi_trio.ipc.frame_codec import Frame
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.images import ArenaPlace, ImageArena, SequenceImage, write_bundle
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
@@ -356,7 +356,7 @@ def test_a_tower_that_fails_because_the_device_is_broken_ends_the_shard_and_faul
         shard.wait()
         assert isinstance(shard.error, RunnerBroken)
         while (view := router.end.try_receive()) is not None:  # it may have told that it is idle
-            assert Frame(view).kind is not Kind.FAULT
+            assert Frame(view).kind is not FrameKind.FAULT
             del view
             router.end.release()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tgi_trio.ipc.frame_codec import Frame
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import decode_step
 from tgi_trio.shard.loop.image_queue import ImageQueue
 from tgi_trio.shard.loop.reporting import Reporter
@@ -54,7 +54,11 @@ def test_faults_are_told_once_and_before_the_step_that_covers_them(
     reports.add_fault(7, "cannot be run")
     reports.send(3, {}, {"step": 1})
     reports.send(4, {}, {"step": 2})
-    assert [frame.kind for frame in wire.frames] == [Kind.FAULT, Kind.STEP, Kind.STEP]
+    assert [frame.kind for frame in wire.frames] == [
+        FrameKind.FAULT,
+        FrameKind.STEP,
+        FrameKind.STEP,
+    ]
     assert [frame.word("acknowledged") for frame in wire.frames] == [3, 3, 4]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.shard.loop.scripted_router import BLOCK, ScriptedRouter, answer, channel, fake_shard, row
 from tgi_trio.errors import ProtocolMismatch
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import ExtendRow, PrefillRow, StateGrant
 from tgi_trio.ipc.prefixes import KeepOrder, encode_keep
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
@@ -302,8 +302,8 @@ def test_a_second_warm_up_finds_nothing_that_keeps_the_first_cache_alive() -> No
 
         runner.warm_up = warm_up  # type: ignore[method-assign]
         router.warm_up()
-        while (kind := router.receive().kind) is not Kind.WARMUP_REPLY:
-            assert kind is Kind.STEP  # which acknowledges what came before
+        while (kind := router.receive().kind) is not FrameKind.WARMUP_REPLY:
+            assert kind is FrameKind.STEP  # which acknowledges what came before
             router.end.release()
         router.end.release()
         assert found == [None] and runner.host_copies is not None

@@ -23,7 +23,7 @@ from tests.shard.loop.scripted_router import (
 )
 from tgi_trio.errors import ProtocolMismatch
 from tgi_trio.ipc.frame_codec import encode
-from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Kind, Phase
+from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, FrameKind, Phase
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import ShardSequence
@@ -51,10 +51,10 @@ def until_idle(router: ScriptedRouter, *, after: int = -1) -> None:
 
 @pytest.mark.parametrize(("version", "layout"), [(VERSION + 1, LAYOUT_HASH), (VERSION, 1)])
 def test_a_router_that_reads_the_wire_differently_is_refused(version: int, layout: int) -> None:
-    words = dict.fromkeys((name for name, _ in SPECS[Kind.HELLO].words), 0)
+    words = dict.fromkeys((name for name, _ in SPECS[FrameKind.HELLO].words), 0)
     with channel() as (endpoints, router), FakeShard(endpoints.spec) as shard:
         hello = {"version": version, "layout_hash": layout}
-        router.end.send(encode(Kind.HELLO, words | hello, {}))
+        router.end.send(encode(FrameKind.HELLO, words | hello, {}))
         assert router.receive().word("layout_hash") == LAYOUT_HASH
         shard.wait()
     assert isinstance(shard.error, ProtocolMismatch)
@@ -64,7 +64,7 @@ def test_a_router_that_reads_the_wire_differently_is_refused(version: int, layou
 
 def test_a_router_that_does_not_begin_with_hello_is_refused() -> None:
     with channel() as (endpoints, router), FakeShard(endpoints.spec) as shard:
-        router.send(Kind.INFO)
+        router.send(FrameKind.INFO)
         shard.wait()
     assert "its first frame is INFO" in str(shard.error)
 
@@ -72,7 +72,7 @@ def test_a_router_that_does_not_begin_with_hello_is_refused() -> None:
 def test_hello_comes_before_the_model_is_loaded() -> None:
     with channel() as (endpoints, router), FakeShard(endpoints.spec) as shard:
         frame = router.receive()
-        assert frame.kind is Kind.HELLO
+        assert frame.kind is FrameKind.HELLO
         assert frame.word("pid") == os.getpid()
         assert frame.word("incarnation") == 1
         assert shard.runner is None  # the router has not said HELLO
@@ -81,8 +81,8 @@ def test_hello_comes_before_the_model_is_loaded() -> None:
 
 def test_info_states_the_model() -> None:
     with fake_shard(max_positions=77) as (router, _):
-        command = router.send(Kind.INFO)
-        while (frame := router.receive()).kind is not Kind.INFO_REPLY:
+        command = router.send(FrameKind.INFO)
+        while (frame := router.receive()).kind is not FrameKind.INFO_REPLY:
             router.end.release()
         words = ("command", "vocab_size", "block_size", "max_positions")
         assert [frame.word(name) for name in words] == [command, 1000, BLOCK, 77]
@@ -250,7 +250,7 @@ def test_shutdown_ends_the_loop_after_the_step_in_hand(monkeypatch: pytest.Monke
     with fake_shard() as (router, shard):
         router.prefill(row(1, PROMPT, 60))
         router.until(lambda report: report.step == 2)
-        command = router.send(Kind.SHUTDOWN)
+        command = router.send(FrameKind.SHUTDOWN)
         go_on.set()
         report = router.acknowledged(command)
         assert (report.sequence, report.held) == ([], 1)
@@ -309,12 +309,12 @@ def test_a_second_warm_up_starts_afresh(monkeypatch: pytest.MonkeyPatch) -> None
     with fake_shard() as (router, _):
         router.prefill(row(1, PROMPT, 60))
         router.until(lambda report: report.step == 2)
-        words = dict.fromkeys((name for name, _ in SPECS[Kind.WARMUP].words), 0)
-        router.send(Kind.WARMUP, **{n: v for n, v in words.items() if n != "command"})
+        words = dict.fromkeys((name for name, _ in SPECS[FrameKind.WARMUP].words), 0)
+        router.send(FrameKind.WARMUP, **{n: v for n, v in words.items() if n != "command"})
         go_on.set()
-        while (frame := router.receive()).kind is Kind.STEP:
+        while (frame := router.receive()).kind is FrameKind.STEP:
             router.end.release()
-        assert frame.kind is Kind.WARMUP_REPLY and frame.word("blocks") == 1024
+        assert frame.kind is FrameKind.WARMUP_REPLY and frame.word("blocks") == 1024
         router.end.release()
         assert router.acknowledged(router.command).held == 0
 

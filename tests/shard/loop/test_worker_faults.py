@@ -18,7 +18,7 @@ from tests.shard.loop.scripted_router import (
     row,
 )
 from tgi_trio.ipc.frame_codec import Frame
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.shard.contract import (
     RowResult,
@@ -103,7 +103,7 @@ def ending_shard(**settings: object) -> Iterator[tuple[ScriptedRouter, FakeShard
         yield router, shard
         shard.wait()
         while (view := router.end.try_receive()) is not None:
-            assert Frame(view).kind is not Kind.FAULT  # nobody's: all are to be replayed
+            assert Frame(view).kind is not FrameKind.FAULT  # nobody's: all are to be replayed
             del view
             router.end.release()
 

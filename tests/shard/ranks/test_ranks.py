@@ -30,7 +30,7 @@ from tests.shard.torch_backend.models_support import (
 from tests.shard.torch_backend.own_names import CASES, make_case
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.frame_codec import Frame, frame_bytes
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.media.features import CrossStates, ImageFeatures
@@ -190,7 +190,7 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     counts = {"rows": len(rows), "tokens": len(step.token_ids), "entries": step.block_tables.size}
     counts |= dict.fromkeys(("unknown", "features", "layers", "rotary", "limits", "images"), 0)
     counts["states"] = len(rows)
-    assert len(frame) == frame_bytes(Kind.PLAN, **counts)
+    assert len(frame) == frame_bytes(FrameKind.PLAN, **counts)
     got = decode_plan(Frame(memoryview(frame)))
     for name in ("token_ids", "positions", "kv_slots", "query_starts", "context_lengths"):
         ours, theirs = getattr(step, name), getattr(got, name)

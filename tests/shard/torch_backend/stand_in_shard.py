@@ -15,7 +15,7 @@ from tests.shard.loop.scripted_router import ScriptedRouter, channel
 from tests.shard.torch_backend.models_support import BLOCK
 from tests.shard.torch_backend.stand_in_support import BLOCKS, TakingTurns
 from tgi_trio.ipc.channel import ShardEnd
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.settings.records import ShardOptions
@@ -102,7 +102,7 @@ def device_shard(
         router.greet()
         with shard.device.idle():
             router.send(
-                Kind.WARMUP,
+                FrameKind.WARMUP,
                 max_prefill_tokens=24,
                 max_total_tokens=64,
                 max_batch_size=4,
@@ -119,6 +119,6 @@ def device_shard(
         end.router = router
         yield router, shard
         if shard.thread.is_alive():
-            router.send(Kind.SHUTDOWN)
+            router.send(FrameKind.SHUTDOWN)
         shard.wait()
         end.close()

@@ -20,7 +20,12 @@ from tgi_trio.shard.checkpoint.formats.gguf import FUNCTIONS
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
-from tgi_trio.shard.checkpoint.unpacked import UNPACKED_CODINGS, Nested, Parts, unpack_matrix
+from tgi_trio.shard.checkpoint.unpacked import (
+    UNPACKED_CODINGS,
+    NestedScales,
+    UnpackedMatrix,
+    unpack_matrix,
+)
 
 need_triton()
 
@@ -39,7 +44,7 @@ HEADS = ("scales", "wide scales", "constant", "zeros", "lows", "nested", "nested
 
 def some_parts(
     kind: str, outputs: int, inputs: int, group: int, heads: str = "scales", seed: int = 0
-) -> Parts:
+) -> UnpackedMatrix:
     """Return any codes of a kind, in runs of `group` inputs."""
     draw = np.random.default_rng(seed)
     bits, numbers = KINDS[kind]
@@ -68,19 +73,19 @@ def some_parts(
         units = draw.uniform(0.001, 0.01, (2, outputs, -(-runs // 2))).astype(np.float16)
         steps = draw.integers(1, 64, (2, outputs, runs)).astype(np.uint8)
         wide = units.astype(np.float32).repeat(2, axis=2)[..., :runs]
-        scales, nested = wide[0] * steps[0], Nested(steps[0], units[0].astype(np.float32))
+        scales, nested = wide[0] * steps[0], NestedScales(steps[0], units[0].astype(np.float32))
         if heads == "nested lows":
             lows = wide[1] * steps[1]
-            nested_lows = Nested(steps[1], units[1].astype(np.float32))
+            nested_lows = NestedScales(steps[1], units[1].astype(np.float32))
     order = None if inputs % group == 0 else np.arange(inputs) // group
-    return Parts(codes, scales, lows, table, order, nested, nested_lows)
+    return UnpackedMatrix(codes, scales, lows, table, order, nested, nested_lows)
 
 
-def numbers_of(parts: Parts) -> Array:
+def numbers_of(parts: UnpackedMatrix) -> Array:
     return np.asarray(put_together(parts), np.float64)
 
 
-def coded(parts: Parts) -> Codes:
+def coded(parts: UnpackedMatrix) -> Codes:
     codes = encode(parts)
     assert codes is not None
     return codes
@@ -92,7 +97,7 @@ def some_rows(rows: int, inputs: int, dtype: torch.dtype = torch.float32) -> tor
 
 
 def check_product(
-    parts: Parts, rows: int, dtype: torch.dtype = torch.float32, *, biased: bool = False
+    parts: UnpackedMatrix, rows: int, dtype: torch.dtype = torch.float32, *, biased: bool = False
 ) -> CodedLinear:
     """Compare with the product in float64, by what weights are rounded to in a dtype."""
     weight = torch.from_numpy(numbers_of(parts))
@@ -187,7 +192,7 @@ def test_inputs_in_any_order(kind: str, counts: tuple[int, ...]) -> None:
     order = draw.permutation(np.repeat(np.arange(3), counts))
     scales = parts.scales[:, :3]
     lows = None if parts.lows is None else parts.lows[:, :3]
-    check_product(Parts(parts.codes, scales, lows, None, order), 4)
+    check_product(UnpackedMatrix(parts.codes, scales, lows, None, order), 4)
 
 
 @pytest.mark.parametrize("name", WITH_PLANES)
@@ -266,7 +271,8 @@ def test_others_are_apart(order: bool) -> None:
         draw = np.random.default_rng(5)
         runs = [draw.permutation(np.arange(64) // 32) for _ in range(2)]
         one, other = (
-            Parts(p.codes, p.scales, order=o) for p, o in zip((one, other), runs, strict=True)
+            UnpackedMatrix(p.codes, p.scales, order=o)
+            for p, o in zip((one, other), runs, strict=True)
         )
     assert len(join([coded(one), coded(other)])) == 2
     assert len(join([coded(one), coded(one)])) == 1

@@ -20,7 +20,7 @@ from tgi_trio.shard.torch_backend.attention import (  # noqa: E402  (they import
 )
 from tgi_trio.shard.torch_backend.attention.compressed import (  # noqa: E402
     CompressedAttention,
-    Kind,
+    LayerKind,
 )
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged_entries import (  # noqa: E402
@@ -106,7 +106,7 @@ class Layer:
 
     def backends(self) -> tuple[Any, Any]:
         device = torch.device(DEVICE)
-        kind = Kind.of(self.shape, self.entries)
+        kind = LayerKind.of(self.shape, self.entries)
         return PagedEntriesAttention(device), CompressedAttention([kind], device)
 
     def cache(self) -> KVCache:

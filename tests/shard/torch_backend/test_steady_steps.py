@@ -17,7 +17,7 @@ from tests.shard.torch_backend.interpreter import need_triton
 from tests.support.threads import one_torch_thread
 from tgi_trio.ipc import frame_codec
 from tgi_trio.ipc.frame_codec import Frame, FrameTemplate, encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import (
     ExtendRow,
     PrefillRow,
@@ -89,7 +89,7 @@ class Script:
             else:
                 frame = encode_filter(number, [ids[-1 - which % len(ids)]])
             self._due.append((at, frame))
-        self._due.append((at + TICKS, encode(Kind.SHUTDOWN, {"command": len(events) + 2}, {})))
+        self._due.append((at + TICKS, encode(FrameKind.SHUTDOWN, {"command": len(events) + 2}, {})))
 
     def try_receive(self) -> memoryview | None:
         if not self._frames:
@@ -108,7 +108,7 @@ class Script:
 
     def send(self, payload: bytes | memoryview) -> None:
         frame = Frame(memoryview(payload))
-        if frame.kind is Kind.STEP:
+        if frame.kind is FrameKind.STEP:
             self.reports.append(decode_step(frame))
             self.reports[-1].gap_ns = self.reports[-1].forward_ns = 0
 

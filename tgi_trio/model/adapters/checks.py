@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.files import Adapter, Pair, ReplacedRows, SavedMatrix
 from tgi_trio.model.adapters.rows import count_tokens
-from tgi_trio.model.adapters.tensor_kinds import Kind
+from tgi_trio.model.adapters.tensor_kinds import TensorKind
 from tgi_trio.model.matrices.references import LinearRef, MatrixRef
 
 
@@ -61,8 +61,8 @@ def check_shapes(adapter: Adapter, pair: Pair, matrix: MatrixRef, *, of_head: bo
                 f"model's {what}: the adapter is made for another base"
                 + (f", {adapter.config.base}" if adapter.config.base else "")
             )
-    if Kind.BIAS in pair.vectors and not matrix.bias:
+    if TensorKind.BIAS in pair.vectors and not matrix.bias:
         raise ModelLoadError(
-            f"{pair.vectors[Kind.BIAS][0]} of {adapter.folder} is a bias, and the model's "
+            f"{pair.vectors[TensorKind.BIAS][0]} of {adapter.folder} is a bias, and the model's "
             f"{pair.module} has none: the adapter is made for another base"
         )

@@ -16,7 +16,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import CONFIG, AdapterConfig, read_adapter_config
 from tgi_trio.model.adapters.tensor_kinds import (
     WRITTEN_WHOLE,
-    Kind,
+    TensorKind,
     find_kinds,
     is_repeated,
 )
@@ -30,15 +30,15 @@ _PICKLE: Final = "adapter_model.bin"
 _NAMED: Final = 8  # most tensors listed in an error message
 _OF_EXPERTS: Final = re.compile(r"(^|\.)experts(\.base_layer)?$")  # modules of an `ExpertsPair`
 _WORDS: Final = {
-    Kind.A: "lora_A",
-    Kind.B: "lora_B",
-    Kind.MAGNITUDE: "lora_magnitude_vector",
-    Kind.ADDED_BIAS: "bias of lora_B",
-    Kind.EMBEDDING_A: "lora_embedding_A",
-    Kind.EMBEDDING_B: "lora_embedding_B",
-    Kind.BIAS: "bias",
-    Kind.WEIGHT: "weight",
-    Kind.ROWS: "trainable_tokens_delta",
+    TensorKind.A: "lora_A",
+    TensorKind.B: "lora_B",
+    TensorKind.MAGNITUDE: "lora_magnitude_vector",
+    TensorKind.ADDED_BIAS: "bias of lora_B",
+    TensorKind.EMBEDDING_A: "lora_embedding_A",
+    TensorKind.EMBEDDING_B: "lora_embedding_B",
+    TensorKind.BIAS: "bias",
+    TensorKind.WEIGHT: "weight",
+    TensorKind.ROWS: "trainable_tokens_delta",
 }
 
 Named = tuple[str, StoredTensor]  # with its name in the file
@@ -83,7 +83,7 @@ class Pair:
     b: StoredTensor
     names: tuple[str, str]  # of both in the file
     scale: float
-    vectors: Mapping[Kind, Named] = field(default_factory=dict)
+    vectors: Mapping[TensorKind, Named] = field(default_factory=dict)
     copies: tuple[Named, ...] = ()
     share: ExpertShare | None = None
     first: int = 0
@@ -169,7 +169,7 @@ def read_adapter(folder: Path) -> Adapter:
         raise ModelLoadError(f"{folder} is no folder of an adapter: it holds no {CONFIG}")
     config = read_adapter_config(folder)
     refused, unknown = config.find_refused(), []
-    modules: dict[str, dict[Kind, Named]] = {}
+    modules: dict[str, dict[TensorKind, Named]] = {}
     tensors = _read_weights(folder)
     for name, tensor in tensors.items():
         if is_repeated(name, tensors):
@@ -182,8 +182,8 @@ def read_adapter(folder: Path) -> Adapter:
         else:
             modules[module][kind] = name, tensor
     for parts in modules.values():
-        if parts.keys() == {Kind.BIAS}:  # of a norm, or of a linear that is not adapted
-            unknown.append(f"the tensor {parts[Kind.BIAS][0]!r}")
+        if parts.keys() == {TensorKind.BIAS}:  # of a norm, or of a linear that is not adapted
+            unknown.append(f"the tensor {parts[TensorKind.BIAS][0]!r}")
     if len(unknown) > _NAMED:
         unknown[_NAMED:] = [f"{len(unknown) - _NAMED} more tensors"]
     if refused := refused + unknown:
@@ -210,31 +210,31 @@ def read_adapter(folder: Path) -> Adapter:
     )
 
 
-def _classify(config: AdapterConfig, name: str) -> tuple[Kind | None, str]:
+def _classify(config: AdapterConfig, name: str) -> tuple[TensorKind | None, str]:
     """Return the kind of a tensor and its module; None for what is not served."""
     values = config.values
     announced = {
-        Kind.A: True,
-        Kind.B: True,
-        Kind.EMBEDDING_A: True,
-        Kind.EMBEDDING_B: True,
-        Kind.MAGNITUDE: bool(values.get("use_dora")),
-        Kind.ADDED_BIAS: bool(values.get("lora_bias")),
-        Kind.BIAS: values.get("bias") in ("all", "lora_only"),
-        Kind.ROWS: bool(values.get("trainable_token_indices")),
+        TensorKind.A: True,
+        TensorKind.B: True,
+        TensorKind.EMBEDDING_A: True,
+        TensorKind.EMBEDDING_B: True,
+        TensorKind.MAGNITUDE: bool(values.get("use_dora")),
+        TensorKind.ADDED_BIAS: bool(values.get("lora_bias")),
+        TensorKind.BIAS: values.get("bias") in ("all", "lora_only"),
+        TensorKind.ROWS: bool(values.get("trainable_token_indices")),
     }
     for kind, module in find_kinds(name):
-        saved = kind in (Kind.WEIGHT, Kind.BIAS) and config.is_saved(module)
+        saved = kind in (TensorKind.WEIGHT, TensorKind.BIAS) and config.is_saved(module)
         if saved or announced.get(kind, False) or _is_copied(kind, module, name):
             return kind, module
     return None, ""
 
 
-def _is_copied(kind: Kind, module: str, name: str) -> bool:
+def _is_copied(kind: TensorKind, module: str, name: str) -> bool:
     """Return whether PEFT writes a tensor of its own accord, of an embedding or a head."""
     if module.rpartition(".")[2] not in WRITTEN_WHOLE:
         return False
-    return kind is Kind.WEIGHT or (kind is Kind.BIAS and ".base_layer." in name)
+    return kind is TensorKind.WEIGHT or (kind is TensorKind.BIAS and ".base_layer." in name)
 
 
 def _read_weights(folder: Path) -> dict[str, StoredTensor]:
@@ -249,28 +249,34 @@ def _read_weights(folder: Path) -> dict[str, StoredTensor]:
     raise ModelLoadError(f"{folder} holds {CONFIG} but no {WEIGHTS}")
 
 
-def _pair(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> Pair:
+def _pair(config: AdapterConfig, module: str, parts: Mapping[TensorKind, Named]) -> Pair:
     """Return a module's tensors; raises ModelLoadError unless they fit each other and the rank."""
-    wanted = {Kind.A: True, Kind.B: True, Kind.MAGNITUDE: bool(config.values.get("use_dora"))}
-    wanted[Kind.ADDED_BIAS] = bool(config.values.get("lora_bias"))
+    wanted = {
+        TensorKind.A: True,
+        TensorKind.B: True,
+        TensorKind.MAGNITUDE: bool(config.values.get("use_dora")),
+    }
+    wanted[TensorKind.ADDED_BIAS] = bool(config.values.get("lora_bias"))
     _check_parts(config, module, parts, [kind for kind, needed in wanted.items() if needed])
-    (name_a, a), (name_b, b) = parts[Kind.A], parts[Kind.B]
-    _check_rank(config, module, parts[Kind.A], parts[Kind.B])
-    kinds = (Kind.MAGNITUDE, Kind.ADDED_BIAS, Kind.BIAS)
+    (name_a, a), (name_b, b) = parts[TensorKind.A], parts[TensorKind.B]
+    _check_rank(config, module, parts[TensorKind.A], parts[TensorKind.B])
+    kinds = (TensorKind.MAGNITUDE, TensorKind.ADDED_BIAS, TensorKind.BIAS)
     vectors = {kind: parts[kind] for kind in kinds if kind in parts}
-    copies = (parts[Kind.WEIGHT],) if Kind.WEIGHT in parts else ()
+    copies = (parts[TensorKind.WEIGHT],) if TensorKind.WEIGHT in parts else ()
     return Pair(module, a, b, (name_a, name_b), config.scale(module), vectors, copies)
 
 
-def _experts_pair(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> ExpertsPair:
+def _experts_pair(
+    config: AdapterConfig, module: str, parts: Mapping[TensorKind, Named]
+) -> ExpertsPair:
     """Return a module's tensors of all experts; raises ModelLoadError unless they fit."""
-    _check_parts(config, module, parts, (Kind.A, Kind.B))
-    if more := parts.keys() - {Kind.A, Kind.B}:
+    _check_parts(config, module, parts, (TensorKind.A, TensorKind.B))
+    if more := parts.keys() - {TensorKind.A, TensorKind.B}:
         raise ModelLoadError(
             f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} of {module}: of experts, only A "
             f"and B are served. {config.advise()}"
         )
-    (name_a, a), (name_b, b) = parts[Kind.A], parts[Kind.B]
+    (name_a, a), (name_b, b) = parts[TensorKind.A], parts[TensorKind.B]
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
         raise ModelLoadError(
             f"{name_a} and {name_b} of {config.folder} are {list(a.shape)} and {list(b.shape)}, "
@@ -279,42 +285,44 @@ def _experts_pair(config: AdapterConfig, module: str, parts: Mapping[Kind, Named
     return ExpertsPair(module, a, b, (name_a, name_b))
 
 
-def _with_rows(modules: Mapping[str, Mapping[Kind, Named]]) -> list[str]:
+def _with_rows(modules: Mapping[str, Mapping[TensorKind, Named]]) -> list[str]:
     """Return the modules of which there are rows."""
-    return [name for name, parts in modules.items() if Kind.ROWS in parts]
+    return [name for name, parts in modules.items() if TensorKind.ROWS in parts]
 
 
-def _saved(modules: Mapping[str, Mapping[Kind, Named]]) -> list[str]:
+def _saved(modules: Mapping[str, Mapping[TensorKind, Named]]) -> list[str]:
     """Return the modules of which there is the matrix, and no A."""
-    others = {Kind.A, Kind.EMBEDDING_A, Kind.EMBEDDING_B}
+    others = {TensorKind.A, TensorKind.EMBEDDING_A, TensorKind.EMBEDDING_B}
     return [
-        name for name, parts in modules.items() if Kind.WEIGHT in parts and others.isdisjoint(parts)
+        name
+        for name, parts in modules.items()
+        if TensorKind.WEIGHT in parts and others.isdisjoint(parts)
     ]
 
 
-def _embeddings(modules: Mapping[str, Mapping[Kind, Named]]) -> list[str]:
+def _embeddings(modules: Mapping[str, Mapping[TensorKind, Named]]) -> list[str]:
     """Return the modules that have A or B of an embedding."""
-    kinds = {Kind.EMBEDDING_A, Kind.EMBEDDING_B}
+    kinds = {TensorKind.EMBEDDING_A, TensorKind.EMBEDDING_B}
     return [name for name, parts in modules.items() if not kinds.isdisjoint(parts)]
 
 
 def _embedding_pair(
-    config: AdapterConfig, module: str, parts: Mapping[Kind, Named]
+    config: AdapterConfig, module: str, parts: Mapping[TensorKind, Named]
 ) -> EmbeddingPair:
     """Return an embedding's tensors; raises ModelLoadError unless they fit each other."""
-    wanted = [Kind.EMBEDDING_A, Kind.EMBEDDING_B]
+    wanted = [TensorKind.EMBEDDING_A, TensorKind.EMBEDDING_B]
     if config.values.get("use_dora"):
-        wanted.append(Kind.MAGNITUDE)
+        wanted.append(TensorKind.MAGNITUDE)
     _check_parts(config, module, parts, wanted)
-    if more := parts.keys() - {*wanted, Kind.WEIGHT}:
+    if more := parts.keys() - {*wanted, TensorKind.WEIGHT}:
         raise ModelLoadError(
             f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} of {module}: of embeddings, "
             f"only A, B and magnitudes are served. {config.advise()}"
         )
-    a, b = parts[Kind.EMBEDDING_A], parts[Kind.EMBEDDING_B]
+    a, b = parts[TensorKind.EMBEDDING_A], parts[TensorKind.EMBEDDING_B]
     _check_rank(config, module, a, b)
-    copies = (parts[Kind.WEIGHT],) if Kind.WEIGHT in parts else ()
-    names, magnitude = (a[0], b[0]), parts.get(Kind.MAGNITUDE)
+    copies = (parts[TensorKind.WEIGHT],) if TensorKind.WEIGHT in parts else ()
+    names, magnitude = (a[0], b[0]), parts.get(TensorKind.MAGNITUDE)
     return EmbeddingPair(module, a[1], b[1], names, config.scale(module), magnitude, copies)
 
 
@@ -328,28 +336,30 @@ def _check_rank(config: AdapterConfig, module: str, a: Named, b: Named) -> None:
         )
 
 
-def _saved_matrix(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> SavedMatrix:
+def _saved_matrix(
+    config: AdapterConfig, module: str, parts: Mapping[TensorKind, Named]
+) -> SavedMatrix:
     """Return a module's matrix; raises ModelLoadError if there is more of it."""
-    _check_parts(config, module, parts, (Kind.WEIGHT,))
-    if more := parts.keys() - {Kind.WEIGHT, Kind.BIAS}:
+    _check_parts(config, module, parts, (TensorKind.WEIGHT,))
+    if more := parts.keys() - {TensorKind.WEIGHT, TensorKind.BIAS}:
         raise ModelLoadError(
             f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} of {module} beside its weight: "
             "of what is saved whole, only matrices and biases of heads are served. "
             f"{config.advise()}"
         )
-    name, matrix = parts[Kind.WEIGHT]
-    return SavedMatrix(module, matrix, name, parts.get(Kind.BIAS))
+    name, matrix = parts[TensorKind.WEIGHT]
+    return SavedMatrix(module, matrix, name, parts.get(TensorKind.BIAS))
 
 
-def _token_rows(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> TokenRows:
+def _token_rows(config: AdapterConfig, module: str, parts: Mapping[TensorKind, Named]) -> TokenRows:
     """Return a module's rows; raises ModelLoadError unless they fit the configuration."""
-    _check_parts(config, module, parts, (Kind.ROWS,))
-    if more := parts.keys() - {Kind.ROWS, Kind.BIAS}:
+    _check_parts(config, module, parts, (TensorKind.ROWS,))
+    if more := parts.keys() - {TensorKind.ROWS, TensorKind.BIAS}:
         raise ModelLoadError(
             f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} beside rows of tokens of "
             f"{module}: both together are not served. {config.advise()}"
         )
-    name, rows = parts[Kind.ROWS]
+    name, rows = parts[TensorKind.ROWS]
     tokens = tuple(config.token_indices(module))
     if len(rows.shape) != 2 or rows.shape[0] != len(tokens) or len({*tokens}) != len(tokens):
         raise ModelLoadError(
@@ -360,7 +370,10 @@ def _token_rows(config: AdapterConfig, module: str, parts: Mapping[Kind, Named])
 
 
 def _check_parts(
-    config: AdapterConfig, module: str, parts: Mapping[Kind, Named], wanted: Sequence[Kind]
+    config: AdapterConfig,
+    module: str,
+    parts: Mapping[TensorKind, Named],
+    wanted: Sequence[TensorKind],
 ) -> None:
     """Raise ModelLoadError unless the wanted tensors are there, and all have served dtypes."""
     if lacking := [kind for kind in wanted if kind not in parts]:

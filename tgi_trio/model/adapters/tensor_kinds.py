@@ -8,8 +8,8 @@ from enum import Enum, auto
 from typing import Final
 
 
-class Kind(Enum):
-    """The role of an adapter's tensor in its module."""
+class TensorKind(Enum):
+    """What an adapter's tensor is in its module."""
 
     A = auto()  # [r, in]
     B = auto()  # [out, r]
@@ -22,16 +22,16 @@ class Kind(Enum):
     BIAS = auto()  # replaces the base's bias
 
 
-_KINDS: Final[Sequence[tuple[Kind, str]]] = (
-    (Kind.A, r"lora_A(?:\.default)?\.weight"),
-    (Kind.B, r"lora_B(?:\.default)?\.weight"),
-    (Kind.ADDED_BIAS, r"lora_B(?:\.default)?\.bias"),
-    (Kind.EMBEDDING_A, r"lora_embedding_A(?:\.default)?"),
-    (Kind.EMBEDDING_B, r"lora_embedding_B(?:\.default)?"),
-    (Kind.MAGNITUDE, r"lora_magnitude_vector(?:\.default)?(?:\.weight)?"),
-    (Kind.ROWS, r"token_adapter\.trainable_tokens_delta(?:\.default)?"),
-    (Kind.WEIGHT, r"(?:base_layer\.)?weight"),
-    (Kind.BIAS, r"(?:token_adapter\.)?(?:base_layer\.)?bias"),
+_KINDS: Final[Sequence[tuple[TensorKind, str]]] = (
+    (TensorKind.A, r"lora_A(?:\.default)?\.weight"),
+    (TensorKind.B, r"lora_B(?:\.default)?\.weight"),
+    (TensorKind.ADDED_BIAS, r"lora_B(?:\.default)?\.bias"),
+    (TensorKind.EMBEDDING_A, r"lora_embedding_A(?:\.default)?"),
+    (TensorKind.EMBEDDING_B, r"lora_embedding_B(?:\.default)?"),
+    (TensorKind.MAGNITUDE, r"lora_magnitude_vector(?:\.default)?(?:\.weight)?"),
+    (TensorKind.ROWS, r"token_adapter\.trainable_tokens_delta(?:\.default)?"),
+    (TensorKind.WEIGHT, r"(?:base_layer\.)?weight"),
+    (TensorKind.BIAS, r"(?:token_adapter\.)?(?:base_layer\.)?bias"),
 )
 _NAMES: Final = [
     (kind, re.compile(rf"(?:base_model\.model\.)?(.+?)\.{suffix}")) for kind, suffix in _KINDS
@@ -58,7 +58,7 @@ def is_repeated(name: str, names: Container[str]) -> bool:
     return found is not None and f"{found[1]}.weight" in names
 
 
-def find_kinds(name: str) -> Iterator[tuple[Kind, str]]:
+def find_kinds(name: str) -> Iterator[tuple[TensorKind, str]]:
     """Yield each kind that a tensor may be by its name, with its module, the likeliest first."""
     for kind, pattern in _NAMES:
         if (match := pattern.fullmatch(name)) is not None:

@@ -71,7 +71,7 @@ class LinearPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Submatrix:
     """A rectangle of a matrix, or several side by side."""
 
     matrix: MatrixRef
@@ -99,12 +99,12 @@ class LinearRef:
     def biased(self) -> bool:
         return any(piece.matrix.bias for piece in self.pieces)
 
-    def cuts(self, share: Share) -> Iterator[Cut]:
+    def cuts(self, share: Share) -> Iterator[Submatrix]:
         """Yield the parts of W from top to bottom; all have the same columns."""
         for piece in self.pieces:
             columns = tuple(piece.inputs.spans(share(piece.inputs)))
             for rows in piece.outputs.spans(share(piece.outputs)):
-                yield Cut(piece.matrix, rows, columns)
+                yield Submatrix(piece.matrix, rows, columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ _LARGEST_BIAS = 8 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredMatrices:
     """The quantised matrices of a checkpoint."""
 
     matrices: frozenset[str] = frozenset()  # by the names that they would have unquantised
@@ -43,7 +43,7 @@ def check_stored(
     base: str,
     tensors: Headers,
     copies: Mapping[str, MatrixRef] = NO_COPIES,
-) -> Stored:
+) -> StoredMatrices:
     """Return the matrices that are stored in parts; raises ModelLoadError unless all parts fit.
 
     `layout` None: nothing is quantised. `base`: as for `Claims`. `copies`: of matrices, by the
@@ -75,7 +75,7 @@ def check_stored(
             f"{config.folder} holds no matrix in the format {found.name}, as {found.where} says."
             f"{describe_plain(found)}"
         )
-    return Stored(frozenset(quantised), frozenset(known), frozenset(codes), small_scales)
+    return StoredMatrices(frozenset(quantised), frozenset(known), frozenset(codes), small_scales)
 
 
 def _parts(layout: MatrixLayout | None, matrix: MatrixRef, tensors: Headers) -> tuple[Part, ...]:

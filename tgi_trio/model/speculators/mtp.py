@@ -15,7 +15,7 @@ from tgi_trio.model.mtp_layers import LAYOUTS, MtpSpec
 from tgi_trio.model.published_names import rename_family
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.recognise import find_layout
-from tgi_trio.model.quantised.stored import Stored, check_stored
+from tgi_trio.model.quantised.stored import StoredMatrices, check_stored
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.tensors import list_matrices, list_shapes
 from tgi_trio.model.wrappers import rename_text
@@ -68,7 +68,7 @@ def check_mtp(config: ModelConfig, layers: Sequence[MtpSpec]) -> None:
     tensors = read_tensors(config)
     layout = GgufLayout() if gguf_files(config.folder) else find_layout(config)
     parts = [part for layer in layers for part in layer.parts()]
-    stored = Stored()
+    stored = StoredMatrices()
     if layout is not None:
         stored = check_stored(config, layout, list_matrices(parts), "", tensors)
     shapes = {n: shape for n, shape in list_shapes(parts).items() if n not in stored.matrices}

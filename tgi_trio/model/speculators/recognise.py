@@ -44,7 +44,7 @@ class _Read(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SpeculatorKind:
     """A kind of heads."""
 
     word: str  # TGI's name, for errors
@@ -56,11 +56,13 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind("medusa", is_medusa, read_medusa, ("medusa_num_heads", "num_heads")),
-    Kind("mlp_speculator", is_mlp, read_mlp, ("n_predict",)),
-    Kind("eagle3", is_eagle3, read_eagle3, (), goes_on=True),
-    Kind("eagle", is_eagle_one, read_eagle_one, (), goes_on=True),
-    Kind("gemma4_assistant", is_assistant, read_assistant, (), goes_on=True, reads_kv=True),
+    SpeculatorKind("medusa", is_medusa, read_medusa, ("medusa_num_heads", "num_heads")),
+    SpeculatorKind("mlp_speculator", is_mlp, read_mlp, ("n_predict",)),
+    SpeculatorKind("eagle3", is_eagle3, read_eagle3, (), goes_on=True),
+    SpeculatorKind("eagle", is_eagle_one, read_eagle_one, (), goes_on=True),
+    SpeculatorKind(
+        "gemma4_assistant", is_assistant, read_assistant, (), goes_on=True, reads_kv=True
+    ),
 )
 SERVED: Final = (
     "Medusa heads (V1, V2, vLLM's), MLP speculators, EAGLE and EAGLE-3 drafters, Gemma 4's "
@@ -68,7 +70,7 @@ SERVED: Final = (
 )
 
 
-def find_kind(folder: Path) -> Kind | None:
+def find_kind(folder: Path) -> SpeculatorKind | None:
     """Return the kind of heads in a folder, or None.
 
     Raises ModelLoadError for an unsupported kind of speculator, listing the supported ones.
@@ -142,7 +144,7 @@ def read_heads(folder: Path, *, hidden: int, vocabulary: int) -> HeadsSpec:
     return spec
 
 
-def _need_kind(folder: Path) -> Kind:
+def _need_kind(folder: Path) -> SpeculatorKind:
     """Return the kind of heads in a folder; raises ModelLoadError if there is none."""
     kind = find_kind(folder)
     if kind is None:

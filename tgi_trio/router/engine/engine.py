@@ -17,7 +17,7 @@ import trio
 
 from tgi_trio.errors import Draining, GenerationError, Overloaded, ServerEnding, Unavailable
 from tgi_trio.ipc.adapters import decode_adapter_reply
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import decode_faults, decode_step
 from tgi_trio.ipc.prefixes import decode_prefix_reply
 from tgi_trio.router.adapters.registry import AdapterRegistry
@@ -294,7 +294,7 @@ class Engine:
         tops = 0  # alternatives so far
         for taken, frame in enumerate(link.replies(), start=1):
             now = self._clock()
-            if frame.kind is Kind.STEP:
+            if frame.kind is FrameKind.STEP:
                 report = decode_step(frame)
                 self.last_step_at = now
                 tops += len(report.top_ids) + len(report.prompt_top_ids)
@@ -303,7 +303,7 @@ class Engine:
                     news.setdefault(progress.sequence_id, []).append(progress)
                     if progress.first:
                         self._note_start(progress.sequence_id)
-            elif frame.kind is Kind.FAULT:
+            elif frame.kind is FrameKind.FAULT:
                 acknowledged = frame.word("acknowledged")
                 faults = decode_faults(frame)
                 started = any(self.scheduler.emitted(fault.sequence) for fault in faults)
@@ -313,9 +313,9 @@ class Engine:
                 self.scheduler.fault(faults, acknowledged, now)
                 for fault in faults:
                     self._fail(fault.sequence, fault.message)
-            elif frame.kind is Kind.ADAPTER_REPLY:
+            elif frame.kind is FrameKind.ADAPTER_REPLY:
                 self._adapters.settle(decode_adapter_reply(frame))
-            elif frame.kind is Kind.PREFIX_REPLY:
+            elif frame.kind is FrameKind.PREFIX_REPLY:
                 link.settle_keep(decode_prefix_reply(frame))
             if taken == FRAMES_PER_TURN or tops >= TOPS_PER_TURN:
                 break

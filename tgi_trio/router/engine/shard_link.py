@@ -10,7 +10,7 @@ import trio
 
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import encode_extend, encode_filter, encode_prefill
 from tgi_trio.ipc.prefixes import KeepOrder, PrefixReport, encode_keep
 from tgi_trio.ipc.transfers import encode_transfers
@@ -39,7 +39,7 @@ def encode_command(command: Command) -> bytes:
             return encode_filter(command.number, command.sequences)
         case Limits():
             words = {"command": command.number, "token_budget": command.token_budget}
-            return encode(Kind.LIMITS, words, {})
+            return encode(FrameKind.LIMITS, words, {})
 
 
 class ShardLink:

@@ -14,7 +14,7 @@ from tgi_trio.ipc.adapters import (
 )
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.prefixes import (
     KeepOrder,
     PrefixReport,
@@ -38,38 +38,42 @@ from tgi_trio.ipc.startup import (
 SEND_TIMEOUT = 10.0  # seconds; not needed in practice, since the ring is still empty
 
 Record = TypeVar("Record")
-_REPLIES: Final = (Kind.STEP, Kind.FAULT, Kind.ADAPTER_REPLY)  # of what was served before
+_REPLIES: Final = (
+    FrameKind.STEP,
+    FrameKind.FAULT,
+    FrameKind.ADAPTER_REPLY,
+)  # of what was served before
 
 
 async def hello(end: CommandChannel, incarnation: int, world_size: int = 1) -> None:
     """Exchange HELLO. Raises ProtocolMismatch if the shard has another wire format."""
     ours = Hello.of_this_process(0, world_size, incarnation)
     await end.send(encode_hello(ours), SEND_TIMEOUT)
-    await _receive(end, Kind.HELLO, lambda frame: decode_hello(frame, end.describe_peer()))
+    await _receive(end, FrameKind.HELLO, lambda frame: decode_hello(frame, end.describe_peer()))
 
 
 async def info(end: CommandChannel) -> ShardInfo:
     """Ask for the facts of the model; the answer comes once the weights are loaded."""
-    await end.send(encode(Kind.INFO, {"command": 0}, {}), SEND_TIMEOUT)
-    return await _receive(end, Kind.INFO_REPLY, decode_info)
+    await end.send(encode(FrameKind.INFO, {"command": 0}, {}), SEND_TIMEOUT)
+    return await _receive(end, FrameKind.INFO_REPLY, decode_info)
 
 
 async def load_adapter(end: CommandChannel, order: AdapterOrder) -> AdapterReport:
     """Have the shard load an adapter; returns its report."""
     await end.send(encode_adapter(0, order), SEND_TIMEOUT)
-    return await _receive(end, Kind.ADAPTER_REPLY, decode_adapter_reply)
+    return await _receive(end, FrameKind.ADAPTER_REPLY, decode_adapter_reply)
 
 
 async def warm_up(end: CommandChannel, request: WarmupRequest) -> WarmupResult:
     """Have the shard run its largest step and size its KV cache."""
     await end.send(encode_warmup(0, request), SEND_TIMEOUT)
-    return await _receive(end, Kind.WARMUP_REPLY, decode_warmup_reply)
+    return await _receive(end, FrameKind.WARMUP_REPLY, decode_warmup_reply)
 
 
 async def restore_prefixes(end: CommandChannel, order: RestoreOrder) -> PrefixReport:
     """Have all ranks read kept prefixes into the KV cache."""
     await end.send(encode_restore(0, order), SEND_TIMEOUT)
-    return await _receive(end, Kind.PREFIX_REPLY, decode_prefix_reply)
+    return await _receive(end, FrameKind.PREFIX_REPLY, decode_prefix_reply)
 
 
 async def keep_prefixes(
@@ -77,14 +81,14 @@ async def keep_prefixes(
 ) -> PrefixReport:
     """Have all ranks write prefixes, once nothing is served any more; `send`: behind the rest."""
     send(encode_keep(0, order))
-    return await _receive(end, Kind.PREFIX_REPLY, decode_prefix_reply, _REPLIES)
+    return await _receive(end, FrameKind.PREFIX_REPLY, decode_prefix_reply, _REPLIES)
 
 
 async def _receive(
     end: CommandChannel,
-    kind: Kind,
+    kind: FrameKind,
     decode: Callable[[Frame], Record],
-    passing: Container[Kind] = (Kind.STEP,),
+    passing: Container[FrameKind] = (FrameKind.STEP,),
 ) -> Record:
     """Wait for a frame of `kind` and decode it; those of `passing` are skipped.
 

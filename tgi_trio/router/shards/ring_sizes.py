@@ -10,7 +10,7 @@ from typing import Final
 
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
 from tgi_trio.ipc.frame_codec import frame_bytes
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 
 _PLANS_IN_A_RING: Final = 4  # a follower is at most one step behind; the rest is for wrapping
@@ -25,7 +25,13 @@ def most_plan_bytes(request: WarmupRequest) -> int:
     images = {"features": tokens, "layers": _DEEP_LAYERS, "rotary": 3 * tokens, "limits": tokens}
     images["images"] = rows * request.max_images  # that layers attend to
     return frame_bytes(
-        Kind.PLAN, rows=rows, tokens=tokens, entries=entries, unknown=tokens, states=rows, **images
+        FrameKind.PLAN,
+        rows=rows,
+        tokens=tokens,
+        entries=entries,
+        unknown=tokens,
+        states=rows,
+        **images,
     )
 
 

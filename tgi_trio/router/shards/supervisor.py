@@ -27,7 +27,7 @@ from tgi_trio.errors import (
 )
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frame_codec import encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.ipc.watch import StallDetector
 from tgi_trio.router.adapters.registry import AdapterRegistry
@@ -320,7 +320,7 @@ class Supervisor:
             nursery.start_soon(link.send_waiting)
             if self._prefixes is not None and found is not None:
                 await keep_prefixes(self._prefixes, end, link.send_frame, info, found)
-            link.send_frame(encode(Kind.SHUTDOWN, {"command": 0}, {}))
+            link.send_frame(encode(FrameKind.SHUTDOWN, {"command": 0}, {}))
             await trio.sleep(limit)
             nursery.cancel_scope.cancel()
         self._trouble = f"did not exit within {limit:g} s of being told to; killed"

@@ -47,7 +47,7 @@ from tgi_trio.model.adapters.sites import (
     find_input_scale,
     map_adapter,
 )
-from tgi_trio.model.adapters.tensor_kinds import Kind
+from tgi_trio.model.adapters.tensor_kinds import TensorKind
 from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.model.matrices.references import MatrixRef, Share
 from tgi_trio.model.specs.decoder import DecoderSpec
@@ -267,8 +267,8 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
             kind: read_tensor(self._adapter, named, self._content)
             for kind, named in pair.vectors.items()
         }
-        if Kind.ADDED_BIAS in vectors:  # it comes before the factor of its linear's input
-            vectors[Kind.ADDED_BIAS] *= np.float32(pair.scale / input_scale)
+        if TensorKind.ADDED_BIAS in vectors:  # it comes before the factor of its linear's input
+            vectors[TensorKind.ADDED_BIAS] *= np.float32(pair.scale / input_scale)
         bias = self._base.read_bias(matrix) if vectors else np.zeros(0, np.float32)
         return _Module(pair, matrix, a, scaled, bias, vectors)
 
@@ -317,17 +317,21 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         if not vectors:
             return AdapterPart(a, b, start)
         gains = np.zeros(len(b), np.float32)
-        if Kind.MAGNITUDE in vectors:
+        if TensorKind.MAGNITUDE in vectors:
             norms = self._measure(module, rows, b)
             with np.errstate(all="ignore"):
-                gains = vectors[Kind.MAGNITUDE][rows] / norms - np.float32(1.0)
+                gains = vectors[TensorKind.MAGNITUDE][rows] / norms - np.float32(1.0)
                 b = b * (gains + np.float32(1.0))[:, None]
-            name = module.pair.vectors[Kind.MAGNITUDE][0]
+            name = module.pair.vectors[TensorKind.MAGNITUDE][0]
             self._check(name, "divided by the norms of what it scales", b)
         own = module.bias[rows]
-        offsets = vectors[Kind.BIAS][rows] - own if Kind.BIAS in vectors else np.zeros_like(own)
-        if Kind.ADDED_BIAS in vectors:
-            offsets = offsets + vectors[Kind.ADDED_BIAS][rows]
+        offsets = (
+            vectors[TensorKind.BIAS][rows] - own
+            if TensorKind.BIAS in vectors
+            else np.zeros_like(own)
+        )
+        if TensorKind.ADDED_BIAS in vectors:
+            offsets = offsets + vectors[TensorKind.ADDED_BIAS][rows]
         offsets = offsets - gains * own if biased else np.zeros_like(own)
         return AdapterPart(a, b, start, gains, offsets)
 
@@ -360,4 +364,4 @@ class _Module:
     a: Floats
     b: Floats  # scaled
     bias: Floats  # the base's, if there are `vectors`
-    vectors: Mapping[Kind, Floats]  # B's bias scaled
+    vectors: Mapping[TensorKind, Floats]  # B's bias scaled

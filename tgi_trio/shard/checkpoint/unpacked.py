@@ -42,7 +42,7 @@ Planes = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Nested:
+class NestedScales:
     """Quantised scales or lows: integers times units that a block's groups share."""
 
     steps: NDArray[np.uint8] | NDArray[np.int8]  # [outputs, runs]
@@ -50,7 +50,7 @@ class Nested:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class UnpackedMatrix:
     """A matrix [outputs, inputs]; groups of inputs share scales and lows.
 
     Groups are contiguous and of one size unless there is an `order`.
@@ -62,11 +62,11 @@ class Parts:
     table: Floats | None = None
     # [inputs], the group of each, if groups are not contiguous or equal
     order: NDArray[np.int64] | None = None
-    nested: Nested | None = None  # the quantised form of the scales
-    nested_lows: Nested | None = None
+    nested: NestedScales | None = None  # the quantised form of the scales
+    nested_lows: NestedScales | None = None
 
 
-def unpack_matrix(matrix: StoredMatrix) -> Parts | None:
+def unpack_matrix(matrix: StoredMatrix) -> UnpackedMatrix | None:
     """Return a matrix in this form, or None if its format has no such form.
 
     Raises ModelLoadError as its `planes` do, and for a weight that is NaN.
@@ -82,38 +82,38 @@ def unpack_matrix(matrix: StoredMatrix) -> Parts | None:
     return parts
 
 
-def _affine(planes: Planes) -> Parts:
+def _affine(planes: Planes) -> UnpackedMatrix:
     scales = np.asarray(planes["scales"], np.float32).reshape(len(planes["codes"]), -1)
     lows = None
     if "zeros" in planes:
         lows = scales * planes["zeros"].astype(np.float32)
-    return Parts(planes["codes"], scales, lows, order=planes.get("groups"))
+    return UnpackedMatrix(planes["codes"], scales, lows, order=planes.get("groups"))
 
 
-def _table(planes: Planes) -> Parts:
-    return Parts(planes["codes"], planes["scales"], table=planes["table"])
+def _table(planes: Planes) -> UnpackedMatrix:
+    return UnpackedMatrix(planes["codes"], planes["scales"], table=planes["table"])
 
 
-def _lowered(planes: Planes) -> Parts:
-    return Parts(planes["codes"], planes["scales"], planes["lows"])
+def _lowered(planes: Planes) -> UnpackedMatrix:
+    return UnpackedMatrix(planes["codes"], planes["scales"], planes["lows"])
 
 
-def _nvfp4(planes: Planes) -> Parts:
-    return Parts(planes["codes"], planes["steps"] * planes["unit"], table=HALVES_OF_E2M1)
+def _nvfp4(planes: Planes) -> UnpackedMatrix:
+    return UnpackedMatrix(planes["codes"], planes["steps"] * planes["unit"], table=HALVES_OF_E2M1)
 
 
-def _e4m3(planes: Planes) -> Parts:
+def _e4m3(planes: Planes) -> UnpackedMatrix:
     codes = planes["codes"]
     if (codes & _NO_NUMBER == _NO_NUMBER).any():
         raise ModelLoadError("A weight of 8 bits is no number.")
     scales = np.asarray(planes["scales"], np.float32)
-    return Parts(codes, scales, None, E4M3_NUMBERS, planes.get("groups"))
+    return UnpackedMatrix(codes, scales, None, E4M3_NUMBERS, planes.get("groups"))
 
 
-def _blocks(read: Callable[[Bytes], Parts]) -> Callable[[Planes], Parts]:
+def _blocks(read: Callable[[Bytes], UnpackedMatrix]) -> Callable[[Planes], UnpackedMatrix]:
     """Return a reader of rows of blocks, from a reader of blocks [count, bytes]."""
 
-    def read_rows(planes: Planes) -> Parts:
+    def read_rows(planes: Planes) -> UnpackedMatrix:
         blocks = planes["blocks"]
         parts = read(np.ascontiguousarray(blocks).reshape(-1, blocks.shape[-1]))
         rows = len(blocks)
@@ -129,96 +129,102 @@ def _blocks(read: Callable[[Bytes], Parts]) -> Callable[[Planes], Parts]:
     return read_rows
 
 
-def _by_rows(nested: Nested | None, rows: int) -> Nested | None:
+def _by_rows(nested: NestedScales | None, rows: int) -> NestedScales | None:
     if nested is None:
         return None
-    return Nested(nested.steps.reshape(rows, -1), nested.units.reshape(rows, -1))
+    return NestedScales(nested.steps.reshape(rows, -1), nested.units.reshape(rows, -1))
 
 
-def _q4_0(blocks: Bytes) -> Parts:
+def _q4_0(blocks: Bytes) -> UnpackedMatrix:
     scales = half(blocks[:, :2])
-    return Parts(nibbles(blocks[:, 2:]), scales, scales * 8)
+    return UnpackedMatrix(nibbles(blocks[:, 2:]), scales, scales * 8)
 
 
-def _q4_1(blocks: Bytes) -> Parts:
-    return Parts(nibbles(blocks[:, 4:]), half(blocks[:, :2]), -half(blocks[:, 2:4]))
+def _q4_1(blocks: Bytes) -> UnpackedMatrix:
+    return UnpackedMatrix(nibbles(blocks[:, 4:]), half(blocks[:, :2]), -half(blocks[:, 2:4]))
 
 
-def _q5_0(blocks: Bytes) -> Parts:
+def _q5_0(blocks: Bytes) -> UnpackedMatrix:
     scales = half(blocks[:, :2])
-    return Parts(nibbles(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6]), scales, scales * 16)
+    return UnpackedMatrix(nibbles(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6]), scales, scales * 16)
 
 
-def _q5_1(blocks: Bytes) -> Parts:
+def _q5_1(blocks: Bytes) -> UnpackedMatrix:
     codes = nibbles(blocks[:, 8:]) | fifth_bits(blocks[:, 4:8])
-    return Parts(codes, half(blocks[:, :2]), -half(blocks[:, 2:4]))
+    return UnpackedMatrix(codes, half(blocks[:, :2]), -half(blocks[:, 2:4]))
 
 
-def _q8_0(blocks: Bytes) -> Parts:
-    return Parts(np.ascontiguousarray(blocks[:, 2:]).view(np.int8), half(blocks[:, :2]))
+def _q8_0(blocks: Bytes) -> UnpackedMatrix:
+    return UnpackedMatrix(np.ascontiguousarray(blocks[:, 2:]).view(np.int8), half(blocks[:, :2]))
 
 
-def _iq4_nl(blocks: Bytes) -> Parts:
-    return Parts(nibbles(blocks[:, 2:]), half(blocks[:, :2]), table=NONLINEAR)
+def _iq4_nl(blocks: Bytes) -> UnpackedMatrix:
+    return UnpackedMatrix(nibbles(blocks[:, 2:]), half(blocks[:, :2]), table=NONLINEAR)
 
 
-def _mxfp4(blocks: Bytes) -> Parts:
-    return Parts(nibbles(blocks[:, 1:]), scales_of_mxfp4(blocks), table=HALVES_OF_E2M1)
+def _mxfp4(blocks: Bytes) -> UnpackedMatrix:
+    return UnpackedMatrix(nibbles(blocks[:, 1:]), scales_of_mxfp4(blocks), table=HALVES_OF_E2M1)
 
 
-def _q2_k(blocks: Bytes) -> Parts:
+def _q2_k(blocks: Bytes) -> UnpackedMatrix:
     units = half(blocks[:, 80:84])
     scales: Bytes = np.bitwise_and(blocks[:, :16], 15, dtype=np.uint8)
     lows: Bytes = np.right_shift(blocks[:, :16], 4, dtype=np.uint8)
     return _with_lows(codes_of_q2_k(blocks), units, scales, lows)
 
 
-def _q3_k(blocks: Bytes) -> Parts:
+def _q3_k(blocks: Bytes) -> UnpackedMatrix:
     unit, steps = half(blocks[:, 108:]), scales_of_q3_k(blocks)
     scales = unit * steps
-    return Parts(codes_of_q3_k(blocks), scales, scales * 4, nested=Nested(steps, unit))
+    return UnpackedMatrix(
+        codes_of_q3_k(blocks), scales, scales * 4, nested=NestedScales(steps, unit)
+    )
 
 
-def _q4_k(blocks: Bytes) -> Parts:
+def _q4_k(blocks: Bytes) -> UnpackedMatrix:
     scales_lows = scales_and_lows(blocks[:, 4:16])
     return _with_lows(four_bits(blocks[:, 16:]), half(blocks[:, :4]), *scales_lows)
 
 
-def _q5_k(blocks: Bytes) -> Parts:
+def _q5_k(blocks: Bytes) -> UnpackedMatrix:
     scales_lows = scales_and_lows(blocks[:, 4:16])
     return _with_lows(codes_of_q5_k(blocks), half(blocks[:, :4]), *scales_lows)
 
 
-def _with_lows(codes: Bytes, units: Floats, scales: Bytes, lows: Bytes) -> Parts:
+def _with_lows(codes: Bytes, units: Floats, scales: Bytes, lows: Bytes) -> UnpackedMatrix:
     """Return blocks with integer scales and lows [count, groups], in units [count, 2]."""
     first, second = units[:, :1], units[:, 1:]
-    nested, nested_lows = Nested(scales, first), Nested(lows, second)
-    return Parts(codes, first * scales, second * lows, nested=nested, nested_lows=nested_lows)
+    nested, nested_lows = NestedScales(scales, first), NestedScales(lows, second)
+    return UnpackedMatrix(
+        codes, first * scales, second * lows, nested=nested, nested_lows=nested_lows
+    )
 
 
-def _q6_k(blocks: Bytes) -> Parts:
+def _q6_k(blocks: Bytes) -> UnpackedMatrix:
     unit, steps = half(blocks[:, 208:]), blocks[:, 192:208].view(np.int8)
     scales = unit * steps
-    return Parts(codes_of_q6_k(blocks), scales, scales * 32, nested=Nested(steps, unit))
+    return UnpackedMatrix(
+        codes_of_q6_k(blocks), scales, scales * 32, nested=NestedScales(steps, unit)
+    )
 
 
-def _iq4_xs(blocks: Bytes) -> Parts:
+def _iq4_xs(blocks: Bytes) -> UnpackedMatrix:
     unit, steps = half(blocks[:, :2]), scales_of_iq4_xs(blocks)
     codes = nibbles(blocks[:, 8:].reshape(-1, 8, 16))
-    return Parts(codes, unit * steps, table=NONLINEAR, nested=Nested(steps, unit))
+    return UnpackedMatrix(codes, unit * steps, table=NONLINEAR, nested=NestedScales(steps, unit))
 
 
-def _tq1_0(blocks: Bytes) -> Parts:
+def _tq1_0(blocks: Bytes) -> UnpackedMatrix:
     scales = half(blocks[:, 52:])
-    return Parts(codes_of_tq1_0(blocks), scales, scales)
+    return UnpackedMatrix(codes_of_tq1_0(blocks), scales, scales)
 
 
-def _tq2_0(blocks: Bytes) -> Parts:
+def _tq2_0(blocks: Bytes) -> UnpackedMatrix:
     scales = half(blocks[:, 64:])
-    return Parts(codes_of_tq2_0(blocks), scales, scales)
+    return UnpackedMatrix(codes_of_tq2_0(blocks), scales, scales)
 
 
-UNPACKED_CODINGS: Final[Mapping[str, Callable[[Planes], Parts]]] = {
+UNPACKED_CODINGS: Final[Mapping[str, Callable[[Planes], UnpackedMatrix]]] = {
     "affine": _affine,
     "affine in any order": _affine,
     "int8": _affine,

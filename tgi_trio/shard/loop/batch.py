@@ -30,7 +30,7 @@ from tgi_trio.shard.loop.row_checks import RowChecks
 from tgi_trio.shard.loop.row_table import RowTable
 from tgi_trio.shard.loop.settling import Settler
 from tgi_trio.shard.loop.steady import SteadyDecode
-from tgi_trio.shard.loop.step_columns import Moved
+from tgi_trio.shard.loop.step_columns import StepChanges
 from tgi_trio.shard.loop.token_shares import share_budget
 from tgi_trio.shard.media.prompt_geometry import PromptGeometry
 from tgi_trio.shard.runner import Drafter, DraftRow
@@ -310,7 +310,7 @@ class Batch:
         """Advance the plan's rows by what is known before its tokens are; see `Settler.expect`."""
         self._settler.expect(plan)
 
-    def settle(self, plan: StepPlan, result: StepResult) -> Moved:
+    def settle(self, plan: StepPlan, result: StepResult) -> StepChanges:
         """Advance the plan's rows by its result; see `Settler.settle`."""
         if self._drafting is not None:
             self._drafting.note(plan, result)

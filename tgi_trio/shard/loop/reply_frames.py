@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.frame_codec import FrameTemplate, encode
-from tgi_trio.ipc.frames import SPECS, Finish, Kind
+from tgi_trio.ipc.frames import SPECS, Finish, FrameKind
 from tgi_trio.ipc.messages import Fault, encode_faults
 
-_STEP = SPECS[Kind.STEP]
+_STEP = SPECS[FrameKind.STEP]
 _NO_WORDS = {name: 0 for name, _ in _STEP.words}
 _STEP_DTYPES = {name: dtype for name, dtype, _ in _STEP.plan}
 _ROW_COLUMNS = ("sequence", "computed", "token_count", "prompt_count", "finish")
@@ -45,10 +45,10 @@ class StepFrames:
         template = self._template
         frame = None if template is None else template.encode(words, columns)
         if frame is None:
-            frame, before = encode(Kind.STEP, words, columns), self._size
+            frame, before = encode(FrameKind.STEP, words, columns), self._size
             self._template, self._size = None, len(frame)
             if columns and self._size == before:  # most likely the second frame of its kind
-                self._template = FrameTemplate(Kind.STEP, frame, columns)
+                self._template = FrameTemplate(FrameKind.STEP, frame, columns)
         if len(frame) <= max_bytes:
             return [frame]
         return list(_divide(words, columns, max_bytes))
@@ -60,12 +60,12 @@ def _divide(
     """Yield the frames of a step that does not fit into one."""
     columns = {name: column.astype(_STEP_DTYPES[name]) for name, column in columns.items()}
     if seen := {name: columns.pop(name) for name in _SEEN_COLUMNS if name in columns}:
-        yield encode(Kind.STEP, words, seen)  # a few images at most
+        yield encode(FrameKind.STEP, words, seen)  # a few images at most
         words = _continued(words)
     deepest = int(np.max(columns.get("prompt_top_count", ()), initial=0))
     most = max_bytes // (16 + 16 * deepest)  # prompt positions: half of a frame
     for piece in _pieces(_divide_long_prompts(columns, most), max_bytes):
-        yield encode(Kind.STEP, words, piece)
+        yield encode(FrameKind.STEP, words, piece)
         words = _continued(words)
 
 

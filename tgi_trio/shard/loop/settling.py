@@ -16,7 +16,7 @@ from tgi_trio.shard.contract import (
     StepResult,
 )
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
-from tgi_trio.shard.loop.step_columns import Moved, MovedRows, to_columns, to_columns_of_all
+from tgi_trio.shard.loop.step_columns import MovedRows, StepChanges, to_columns, to_columns_of_all
 
 _MISCHOSEN = "the model runner chose a token where none was due, or none where one was"
 
@@ -57,7 +57,7 @@ class Settler:
         table.last[sampled] = UNKNOWN
         self.expected = plan
 
-    def settle(self, plan: StepPlan, result: StepResult) -> Moved:
+    def settle(self, plan: StepPlan, result: StepResult) -> StepChanges:
         """Advance the plan's rows by its result; returns what the STEP frame reports.
 
         Rows that have left since it was planned are void. A row stops at its first finishing
@@ -85,9 +85,9 @@ class Settler:
         columns = to_columns(moved, choices, result.prompts)
         if dropped:
             self._table.remove({self._table.place_by_id[sequence.id] for sequence in dropped})
-        return Moved(columns, dropped, faults)
+        return StepChanges(columns, dropped, faults)
 
-    def _settle_uniform(self, plan: StepPlan, result: StepResult) -> Moved | None:
+    def _settle_uniform(self, plan: StepPlan, result: StepResult) -> StepChanges | None:
         """Settle a step of all rows in which each got one token and none ends; None for others.
 
         Without drafts a row gets one token at most, and none of a uniform plan reaches its limit.
@@ -111,7 +111,7 @@ class Settler:
         if len(ids) != rows:  # others have come
             ids = ids[:rows]
         columns = to_columns_of_all(ids, table.computed[:rows], choices, result.prompts)
-        return Moved(columns)
+        return StepChanges(columns)
 
     def _move_all(self, plan: StepPlan, last: NDArray[np.int64] | int) -> None:
         """Move all rows of a uniform plan by a token; `last` as for `RowTable.move_first`."""

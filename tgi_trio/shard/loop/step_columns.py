@@ -23,7 +23,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 @dataclass(slots=True)
-class Moved:
+class StepChanges:
     """What a step has changed in the batch; `columns` go into the STEP frame."""
 
     columns: Columns  # by name, as `ipc.frames` lists them for STEP; empty ones are left out

@@ -22,7 +22,7 @@ from dataclasses import replace
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.adapters import decode_adapter, encode_adapter_reply
 from tgi_trio.ipc.frame_codec import Frame
-from tgi_trio.ipc.frames import Kind, Phase
+from tgi_trio.ipc.frames import FrameKind, Phase
 from tgi_trio.ipc.images import SequenceImage
 from tgi_trio.ipc.messages import ExtendRow, decode_extend, decode_prefill
 from tgi_trio.ipc.startup import (
@@ -121,19 +121,19 @@ class Worker:
         self._ahead: Flight | None = None  # launched, not settled; the batch expects it
         self._micro_batches = options.pipeline_stages
         self._pipeline: deque[Flight] = deque()  # micro-batches in flight, oldest first
-        self._handlers: dict[Kind, Callable[[Frame], None]] = {
-            Kind.INFO: self._on_info,
-            Kind.WARMUP: self._on_warmup,
-            Kind.LIMITS: self._on_limits,
-            Kind.PREFILL: self._on_prefill,
-            Kind.EXTEND: self._on_extend,
-            Kind.FILTER: self._on_filter,
-            Kind.LOAD_ADAPTER: self._on_load_adapter,
-            Kind.DROP_ADAPTER: self._on_drop_adapter,
-            Kind.KEEP: self._on_keep,
-            Kind.RESTORE: self._prefixes.restore,
-            Kind.TRANSFER: self._prefixes.transfer,
-            Kind.SHUTDOWN: self._on_shutdown,
+        self._handlers: dict[FrameKind, Callable[[Frame], None]] = {
+            FrameKind.INFO: self._on_info,
+            FrameKind.WARMUP: self._on_warmup,
+            FrameKind.LIMITS: self._on_limits,
+            FrameKind.PREFILL: self._on_prefill,
+            FrameKind.EXTEND: self._on_extend,
+            FrameKind.FILTER: self._on_filter,
+            FrameKind.LOAD_ADAPTER: self._on_load_adapter,
+            FrameKind.DROP_ADAPTER: self._on_drop_adapter,
+            FrameKind.KEEP: self._on_keep,
+            FrameKind.RESTORE: self._prefixes.restore,
+            FrameKind.TRANSFER: self._prefixes.transfer,
+            FrameKind.SHUTDOWN: self._on_shutdown,
         }
 
     def serve(self) -> None:

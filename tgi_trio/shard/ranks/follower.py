@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.adapters import decode_adapter
 from tgi_trio.ipc.frame_codec import Frame
-from tgi_trio.ipc.frames import Kind, Phase
+from tgi_trio.ipc.frames import FrameKind, Phase
 from tgi_trio.ipc.prefixes import decode_keep, decode_restore
 from tgi_trio.ipc.startup import Hello, decode_warmup, encode_hello
 from tgi_trio.ipc.transfers import decode_transfers
@@ -80,29 +80,29 @@ def _follow(channel: Channel, runner: Runner, rank: int) -> None:
             channel.beat(step, Phase.IDLE)
             continue
         frame = Frame(view)
-        if frame.kind is Kind.PLAN:
+        if frame.kind is FrameKind.PLAN:
             plan = decode_plan(frame)
             step += 1
             channel.beat(step, Phase.DECODE)
             before, flying = flying, runner.launch(plan)
             if before is not None:
                 before.result()
-        elif frame.kind is Kind.WARMUP:
+        elif frame.kind is FrameKind.WARMUP:
             channel.beat(step, Phase.WARMING)
             runner.warm_up(decode_warmup(frame))
-        elif frame.kind is Kind.LOAD_ADAPTER and adapters is not None:
+        elif frame.kind is FrameKind.LOAD_ADAPTER and adapters is not None:
             adapters.order(decode_adapter(frame))
-        elif frame.kind is Kind.DROP_ADAPTER and adapters is not None:
+        elif frame.kind is FrameKind.DROP_ADAPTER and adapters is not None:
             adapters.drop(frame.word("adapter"))
-        elif frame.kind is Kind.KEEP:
+        elif frame.kind is FrameKind.KEEP:
             if runner.host_copies is not None:  # this rank's own, of which rank 0 knows nothing
                 runner.host_copies.finish()
             runner.prefixes.keep(decode_keep(frame), rank)
-        elif frame.kind is Kind.RESTORE:
+        elif frame.kind is FrameKind.RESTORE:
             runner.prefixes.restore(decode_restore(frame), rank)
-        elif frame.kind is Kind.TRANSFER and runner.host_copies is not None:
+        elif frame.kind is FrameKind.TRANSFER and runner.host_copies is not None:
             runner.host_copies.launch(decode_transfers(frame))
-        elif frame.kind is Kind.SHUTDOWN:
+        elif frame.kind is FrameKind.SHUTDOWN:
             if adapters is not None:
                 adapters.close()
             return

@@ -16,7 +16,7 @@ from tgi_trio.ipc.adapters import AdapterOrder, encode_adapter, encode_drop
 from tgi_trio.ipc.broadcast import Broadcast, PlanEnd
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.frame_codec import encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.prefixes import (
     KeepOrder,
     PrefixReport,
@@ -108,7 +108,7 @@ class Followers:
 
     def dismiss(self) -> None:
         """Have every follower end. Never blocks: the router kills one whose ring is full."""
-        frame = encode(Kind.SHUTDOWN, {"command": 0}, {})
+        frame = encode(FrameKind.SHUTDOWN, {"command": 0}, {})
         for end in self._all.ends:
             end.try_send(frame)
 

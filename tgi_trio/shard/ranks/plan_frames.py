@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.media.features import CrossStates, ImageFeatures
@@ -49,7 +49,7 @@ def encode_plan(plan: StepPlan) -> bytes:
         columns |= {"state_reads": plan.state_reads, "state_writes": plan.state_writes}
     columns |= _image_columns(plan)
     words = {"width": plan.block_tables.shape[1], "transfers": plan.transfers}
-    return encode(Kind.PLAN, words, columns)
+    return encode(FrameKind.PLAN, words, columns)
 
 
 def decode_plan(frame: Frame) -> StepPlan:

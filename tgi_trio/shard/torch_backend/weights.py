@@ -22,7 +22,7 @@ from tgi_trio.shard.checkpoint.head_norms import read_head_norms
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, read_bias, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
-from tgi_trio.shard.checkpoint.unpacked import UNPACKED_CODINGS, Parts, unpack_matrix
+from tgi_trio.shard.checkpoint.unpacked import UNPACKED_CODINGS, UnpackedMatrix, unpack_matrix
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.quantised_linear import QuantisedLinear, QuantisedWeight
@@ -94,7 +94,7 @@ class WeightSource:
         trellis = self._trellis(stored.parts, bias)
         if trellis is not None:
             return trellis
-        taken: list[Parts | None] = [None for _ in stored.parts]
+        taken: list[UnpackedMatrix | None] = [None for _ in stored.parts]
         if self.keeps_codes or self._multiplies_codes:
             taken = [_taken_apart(part) for part in stored.parts]
         coded = self._coded(stored.parts, taken)
@@ -212,7 +212,7 @@ class WeightSource:
         return TrellisLinear(parts, bias, self.dtype, self.device, invariant=self.invariant)
 
     def _coded(
-        self, stored: Sequence[StoredMatrix], taken: Sequence[Parts | None]
+        self, stored: Sequence[StoredMatrix], taken: Sequence[UnpackedMatrix | None]
     ) -> list[Codes | torch.Tensor] | None:
         """Return codes for our kernel, and plain matrices where a part has no codes.
 
@@ -228,7 +228,7 @@ class WeightSource:
             for part, codes in zip(stored, coded, strict=True)
         ]
 
-    def _as_stored(self, stored: StoredMatrix, parts: Parts) -> QuantisedWeight:
+    def _as_stored(self, stored: StoredMatrix, parts: UnpackedMatrix) -> QuantisedWeight:
         """Return a matrix as codes that are dequantised in every call."""
         return self._note_copy(stored, QuantisedWeight(parts, self.device))
 
@@ -249,7 +249,7 @@ class WeightSource:
         return _as_tensor(values).to(device=self.device, dtype=dtype)
 
 
-def _taken_apart(stored: StoredMatrix) -> Parts | None:
+def _taken_apart(stored: StoredMatrix) -> UnpackedMatrix | None:
     """Return the parts of a matrix, None if it has none.
 
     Also None if it is damaged: reading it as numbers reports which tensor that is.

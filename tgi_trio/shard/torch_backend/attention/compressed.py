@@ -34,7 +34,7 @@ _GATHERED = 1 << 15  # entries of several tokens gathered at a time
 _READ = 1 << 12  # tokens that are read at a time for entries
 
 
-class Kind(NamedTuple):
+class LayerKind(NamedTuple):
     """What tokens of some layers see, and what is made of them."""
 
     window: int
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
     heads: int
 
     @classmethod
-    def of(cls, layer: AttentionLayer, entries: Entries | None) -> Kind:
+    def of(cls, layer: AttentionLayer, entries: Entries | None) -> LayerKind:
         """Return the kind of a layer."""
         rate, overlaps = (entries.spec.rate, entries.spec.overlaps) if entries else (0, False)
         most = layer.most if entries and entries.index else 0
@@ -76,13 +76,13 @@ class CompressedBatch(ReferenceBatch):
     """A plan, prepared."""
 
     runs: dict[tuple[int, bool], _Runs] = field(default_factory=dict)  # those that end, if any do
-    groups: dict[Kind, list[_Group]] = field(default_factory=dict)
+    groups: dict[LayerKind, list[_Group]] = field(default_factory=dict)
 
 
 class CompressedAttention(ReferenceAttention):
     """Plain torch."""
 
-    def __init__(self, kinds: Iterable[Kind], device: torch.device) -> None:
+    def __init__(self, kinds: Iterable[LayerKind], device: torch.device) -> None:
         """`kinds`: those of all layers."""
         self._kinds = list(dict.fromkeys(kinds))
         self._staging = Staging(device)
@@ -126,7 +126,7 @@ class CompressedAttention(ReferenceAttention):
             if runs is not None:
                 _make_entries(entries, keys, shared.dim, turning, runs)
         out = torch.empty_like(query)
-        for group in batch.groups[Kind.of(layer, entries)]:
+        for group in batch.groups[LayerKind.of(layer, entries)]:
             out[group.tokens] = _attend(layer, query, index_queries, entries, keys, group)
         return turning.apply_last(out, table.cos, -table.sin)
 
@@ -181,7 +181,7 @@ def _slots(plan: StepPlan, rows: NDArray[np.int64], places: NDArray[np.int64]) -
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def _make_groups(plan: StepPlan, kind: Kind) -> Iterator[tuple[Array, ...]]:
+def _make_groups(plan: StepPlan, kind: LayerKind) -> Iterator[tuple[Array, ...]]:
     """Yield the parts of a step's groups, in which layers of a kind attend."""
     keys = plan.context_lengths.astype(np.int64)
     keys = kind.window + (keys // kind.rate if kind.rate else 0 * keys)
@@ -194,7 +194,7 @@ def _make_groups(plan: StepPlan, kind: Kind) -> Iterator[tuple[Array, ...]]:
 
 
 def _group(
-    plan: StepPlan, rows: NDArray[np.int64], tokens: NDArray[np.int64], kind: Kind
+    plan: StepPlan, rows: NDArray[np.int64], tokens: NDArray[np.int64], kind: LayerKind
 ) -> tuple[Array, ...]:
     """Return the parts of a `_Group` of as many tokens of each row."""
     window, rate = kind.window, kind.rate

@@ -24,7 +24,7 @@ _WIDE = 256  # numbers of a head, beyond which more warps merge its parts
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DividedTiles:
     """Over how many programs each tile of a step is divided, and where results go."""
 
     parts: int
@@ -97,7 +97,7 @@ def divide_work(
     query: torch.Tensor,
     tiles: int,
     dim: int,
-) -> Work:
+) -> DividedTiles:
     """Return room for the results, [T, heads, dim], of so many tiles."""
     parts = count_parts(tiles * layer.kv_heads)
     tokens, heads = query.shape[:2]
@@ -105,7 +105,7 @@ def divide_work(
     out = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
     bests = torch.empty(space, dtype=torch.float32, device=query.device)
     sums = torch.empty((*space, dim), dtype=torch.float32, device=query.device)
-    return Work(parts, out, sums, bests, torch.empty_like(bests))
+    return DividedTiles(parts, out, sums, bests, torch.empty_like(bests))
 
 
 def count_parts(programs: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.dividing import Work, describe_gates
+from tgi_trio.shard.torch_backend.attention.dividing import DividedTiles, describe_gates
 from tgi_trio.shard.torch_backend.attention.entries_kernel import (
     attend_entries,
     attend_entry_spans,
@@ -22,27 +22,27 @@ from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 
 
 def choose_kernel(
-    work: Work | Spans, gates: torch.Tensor | None
+    work: DividedTiles | Spans, gates: torch.Tensor | None
 ) -> tuple[Any, list[torch.Tensor], dict[str, Any]]:
     """Return the kernel that attends, the gates that it reads, and constants.
 
     Gates are opened where parts are merged, if there are such.
     """
-    if not isinstance(work, Work):
+    if not isinstance(work, DividedTiles):
         return attend_spans, [], work.constants
     opening, each = describe_gates(None if work.parts > 1 else gates, work.out)
     return attend_tile, [opening], work.constants | {"EACH": each}
 
 
 def choose_latent_kernel(
-    work: Work | Spans, scale: LogScale | None, logs: torch.Tensor | None
+    work: DividedTiles | Spans, scale: LogScale | None, logs: torch.Tensor | None
 ) -> tuple[Any, tuple[torch.Tensor, ...], dict[str, Any]]:
     """Return the kernel that attends to latents, what scales the queries it reads, and constants.
 
     `logs`: of positions, as in `RotaryTable`. Over spans, queries have been scaled already; raises
     ValueError if they have not.
     """
-    if not isinstance(work, Work):
+    if not isinstance(work, DividedTiles):
         if scale is not None:
             raise ValueError("attention over spans does not scale queries")
         return attend_latent_spans, (), work.constants
@@ -50,7 +50,7 @@ def choose_latent_kernel(
     return attend_latents, scaling, work.constants | {"SCALES": scale is not None}
 
 
-def choose_entries_kernel(work: Work | Spans) -> tuple[Any, dict[str, Any]]:
+def choose_entries_kernel(work: DividedTiles | Spans) -> tuple[Any, dict[str, Any]]:
     """Return the kernel that attends to entries, and constants."""
-    kernel = attend_entries if isinstance(work, Work) else attend_entry_spans
+    kernel = attend_entries if isinstance(work, DividedTiles) else attend_entry_spans
     return kernel, work.constants

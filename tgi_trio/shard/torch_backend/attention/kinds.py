@@ -13,7 +13,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
 from tgi_trio.shard.torch_backend.attention.chosen_blocks import BlocksAttention
-from tgi_trio.shard.torch_backend.attention.compressed import CompressedAttention, Kind
+from tgi_trio.shard.torch_backend.attention.compressed import CompressedAttention, LayerKind
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
@@ -44,7 +44,7 @@ class _Backends(NamedTuple):
 
 
 def _entries(needs: AttentionNeeds, device: torch.device) -> CompressedAttention:
-    return CompressedAttention((Kind.of(*layer) for layer in needs.layers), device)
+    return CompressedAttention((LayerKind.of(*layer) for layer in needs.layers), device)
 
 
 def _paged_indexed(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.dividing import Work, divide_work
+from tgi_trio.shard.torch_backend.attention.dividing import DividedTiles, divide_work
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionLayer,
     CapturableAttention,
@@ -254,7 +254,7 @@ class PagedAttention(CapturableAttention):
         batch: PagedBatch,
         tile: Tile,
         tiles: Tiles,
-        work: Work | Spans,
+        work: DividedTiles | Spans,
         gates: torch.Tensor | None,
     ) -> None:
         """Launch attention over some tiles of a step."""
@@ -308,7 +308,7 @@ class PagedAttention(CapturableAttention):
         batch: PagedBatch,
         turning: tuple[Rotary, RotaryTable] | None,
         scale: LogScale | None = None,
-    ) -> Work | Spans:
+    ) -> DividedTiles | Spans:
         """Attend to keys whose beginnings are their values; return where [T, heads, value_dim] lie.
 
         `query`: [T, heads, value_dim], with `ends` that still have to be rotated by `turning`. The
@@ -361,7 +361,7 @@ class PagedAttention(CapturableAttention):
 
     def _divide(
         self, layer: AttentionLayer, query: torch.Tensor, tiles: int, dim: int, batch: PagedBatch
-    ) -> Work | Spans:
+    ) -> DividedTiles | Spans:
         """Return room for the results, [T, heads, dim], of so many tiles."""
         if self._invariant:
             return divide_into_spans(layer, query, tiles, dim, batch.longest)

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.dividing import Work, divide_work
+from tgi_trio.shard.torch_backend.attention.dividing import DividedTiles, divide_work
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.kernel_choice import choose_entries_kernel
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
@@ -69,7 +69,7 @@ class PagedEntriesAttention(PagedAttention):
 
     def _plan(
         self, layer: AttentionLayer, shared: SharedKey, query: torch.Tensor, batch: PagedBatch
-    ) -> tuple[Tile, Work | Spans]:
+    ) -> tuple[Tile, DividedTiles | Spans]:
         """Return the tile of a step's programs, and room for what they find."""
         entries, chosen = shared.entries, shared.entries is not None and bool(shared.entries.index)
         choose = choose_entry_spans_tile if self._invariant else choose_entries_tile
@@ -105,7 +105,7 @@ class _Attending:
     keys: torch.Tensor  # [slots, numbers], one layer of the cache
     batch: PagedBatch
     tile: Tile
-    work: Work | Spans
+    work: DividedTiles | Spans
 
     def launch_by_index(
         self,

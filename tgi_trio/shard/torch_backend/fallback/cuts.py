@@ -26,7 +26,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class AxisShare:
     """A share of one axis.
 
     `packs`: so many matrices lie one after the other along the axis, each of which is cut.
@@ -54,7 +54,7 @@ class Cut:
         own: torch.Tensor = pieces[0].clone(memory_format=torch.contiguous_format)
         return own
 
-    def of_a_member(self) -> Cut:
+    def of_a_member(self) -> AxisShare:
         """Return the cut of one of the matrices that are stacked along axis 0 and packed."""
         return replace(self, axis=self.axis - 1, packs=1)
 

@@ -21,7 +21,7 @@ import torch
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.split import Portion, even_share
-from tgi_trio.shard.torch_backend.fallback.cuts import Alone, Cut, Part
+from tgi_trio.shard.torch_backend.fallback.cuts import Alone, AxisShare, Part
 from tgi_trio.shard.torch_backend.fallback.styles import STYLES, Style
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 
@@ -113,9 +113,9 @@ def _part_of(style: Style, name: str, parameter: torch.Tensor, portion: Portion)
     """Return a rank's part of a parameter; None: all of it."""
     rows = max(0, parameter.dim() - 2)
     if style.along == "outputs":
-        part: Part = Cut(name, rows, style.packs, style.ragged, portion)
+        part: Part = AxisShare(name, rows, style.packs, style.ragged, portion)
     elif style.along == "inputs" and parameter.dim() > 1:
-        part = Cut(name, parameter.dim() - 1, style.packs, style.ragged, portion)
+        part = AxisShare(name, parameter.dim() - 1, style.packs, style.ragged, portion)
     elif style.sums:
         part = Alone(portion)
     else:
@@ -156,4 +156,4 @@ def _without_odd_ties(model: torch.nn.Module, division: Division) -> Division:
 
 def _likeness(part: Part | None) -> Part | None:
     """Return a part without its name, for comparisons."""
-    return replace(part, name="") if isinstance(part, Cut) else part
+    return replace(part, name="") if isinstance(part, AxisShare) else part

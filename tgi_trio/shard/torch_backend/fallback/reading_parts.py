@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.torch_backend.fallback.cuts import Cut, Part, Stored, Whole, shape_of
+from tgi_trio.shard.torch_backend.fallback.cuts import AxisShare, Part, Stored, Whole, shape_of
 from tgi_trio.shard.torch_backend.fallback.division import Division
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 
@@ -169,7 +169,7 @@ class _Conversion:
         parts = self._division.parts
         return {name: parts.get(name, Whole()).take(whole) for name, whole in results.items()}
 
-    def _member_cut(self) -> Cut | None:
+    def _member_cut(self) -> AxisShare | None:
         """Return the cut of each tensor in a file; None: the result is cut.
 
         Matrices of experts are stacked, and if there are two kinds, joined along one axis: what is
@@ -178,7 +178,7 @@ class _Conversion:
         from transformers.core_model_loading import Concatenate, MergeModulelist
 
         part, operations = self._division.parts.get(self._first), self._converter.operations
-        if not isinstance(part, Cut) or part.axis == 0:
+        if not isinstance(part, AxisShare) or part.axis == 0:
             return None
         if not operations or type(operations[0]) is not MergeModulelist or operations[0].dim:
             return None
@@ -197,7 +197,7 @@ class _Reader:
     """Reads a tensor, or a rank's part of it, when transformers calls for it."""
 
     stored: Stored
-    cut: Cut | None
+    cut: AxisShare | None
 
     def __call__(self) -> torch.Tensor:
         whole: torch.Tensor = self.stored[...] if self.cut is None else self.cut.take(self.stored)

@@ -26,7 +26,7 @@ class Style:
 
     # Which axis of a parameter is cut: matrices are [.., outputs, inputs]. None: none is.
     along: Literal["outputs", "inputs"] | None = None
-    packs: int = 1  # see `Cut`
+    packs: int = 1  # see `AxisShare`
     ragged: bool = False
     sums: bool = False  # parts are added up, so that a bias is rank 0's alone
     join: Callable[[Forward, Any, Ranks], Forward] | None = None  # None: parts are handed on

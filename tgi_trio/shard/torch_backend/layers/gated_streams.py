@@ -54,7 +54,7 @@ class LayerOutput(NamedTuple):
     factors: torch.Tensor  # [T, count], before their activation
 
 
-class Read(NamedTuple):
+class MixedStreams(NamedTuple):
     """What a part of a layer reads."""
 
     streams: torch.Tensor  # [T, count * hidden]: all hidden states
@@ -72,7 +72,7 @@ class StreamGates:
     inner: Linear
     gates: Linear
 
-    def read(self, streams: torch.Tensor, addend: LayerOutput | None) -> Read:
+    def read(self, streams: torch.Tensor, addend: LayerOutput | None) -> MixedStreams:
         """Add `addend` to hidden states [T, count * hidden], and mix them by gates."""
         if not _in_kernels(streams, self.count):
             return self._read_apart(streams, addend)
@@ -83,7 +83,7 @@ class StreamGates:
             mixed = open_narrow(normed, narrow, self.gates, count=self.count, rounds=True)
         else:
             mixed = self._mix(normed, narrow)
-        return Read(streams, mixed, factors)
+        return MixedStreams(streams, mixed, factors)
 
     def _mix(self, normed: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
         """Do what `open_narrow` does where gates are multiplied by themselves."""
@@ -106,14 +106,14 @@ class StreamGates:
         )
         return mixed
 
-    def _read_apart(self, streams: torch.Tensor, addend: LayerOutput | None) -> Read:
+    def _read_apart(self, streams: torch.Tensor, addend: LayerOutput | None) -> MixedStreams:
         """Do what `read` does by torch's operations."""
         streams = add_said(streams, addend, self.count)
         normed = self.norm(streams)
         narrow, factors = self.inner(normed).tensor_split((self.rank,), dim=-1)
         opened = self.gates(functional.silu(narrow / self.count)).sigmoid()
         mixed = (opened * normed).unflatten(-1, (self.count, -1)).mean(dim=-2)
-        return Read(streams, mixed, factors)
+        return MixedStreams(streams, mixed, factors)
 
     def pack(self) -> None:
         self.inner.pack()

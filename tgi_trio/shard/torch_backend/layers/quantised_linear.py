@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from tgi_trio.shard.checkpoint.unpacked import Parts
+from tgi_trio.shard.checkpoint.unpacked import UnpackedMatrix
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
 
@@ -19,7 +19,7 @@ class QuantisedWeight:
 
     __slots__ = ("_codes", "_lows", "_order", "_packed", "_scales", "_table", "shape")
 
-    def __init__(self, parts: Parts, device: torch.device) -> None:
+    def __init__(self, parts: UnpackedMatrix, device: torch.device) -> None:
         """Copy the parts to `device`; codes of 4 bits are stored two to a byte."""
         self.shape = parts.codes.shape
         codes = torch.from_numpy(parts.codes)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.checkpoint.unpacked import Parts
+from tgi_trio.shard.checkpoint.unpacked import UnpackedMatrix
 
 Numbers = Literal["whole", "signed", "table", "e4m3"]
 Lows = Literal["", "constant", "zeros", "lows"]
@@ -61,7 +61,7 @@ _UNIT: Final = 128  # bits of a unit, which a thread reads at once
 _WHOLE: Final = (("u2", 4), ("u4", 16), ("u5", 32), ("u6", 64))  # kind, first code beyond it
 
 
-class Form(NamedTuple):
+class CodeLayout(NamedTuple):
     """What matrices must have in common to be multiplied in one launch."""
 
     kind: str
@@ -83,7 +83,7 @@ class Form(NamedTuple):
 class Codes:
     """A matrix [outputs, inputs]; its tensors are described by `make_weights`."""
 
-    form: Form
+    form: CodeLayout
     outputs: int
     codes: torch.Tensor
     scales: torch.Tensor
@@ -100,7 +100,7 @@ class Codes:
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     @property
-    def sort(self) -> tuple[Form, int, bool]:
+    def sort(self) -> tuple[CodeLayout, int, bool]:
         """Return what determines the launch of a product with this matrix."""
         return self.form, self.outputs, self.order is not None
 
@@ -189,7 +189,7 @@ def _below(every: Sequence[Codes]) -> Codes:
     return replace(every[0], outputs=sum(codes.outputs for codes in every), **made)
 
 
-def encode(parts: Parts) -> Codes | None:
+def encode(parts: UnpackedMatrix) -> Codes | None:
     """Return a matrix in the kernel's layout, on the host.
 
     None for runs of a size that the kernel does not have, and if 16 does not divide the inputs.
@@ -219,7 +219,7 @@ def encode(parts: Parts) -> Codes | None:
     if planes is not None:
         tensors["planes"] = planes
     dtypes = tuple(tensors[name].dtype for name in ("scales", "lows") if name in tensors)
-    form = Form(kind, inputs, units, group, heads.how, heads.zero, heads.together, dtypes)
+    form = CodeLayout(kind, inputs, units, group, heads.how, heads.zero, heads.together, dtypes)
     return Codes(form, len(packed), packed, **tensors)
 
 
@@ -237,7 +237,7 @@ class _Heads:
     together: int  # runs in the kernel's layout that share a base
 
     @classmethod
-    def of(cls, parts: Parts, repeats: int) -> _Heads:
+    def of(cls, parts: UnpackedMatrix, repeats: int) -> _Heads:
         """Keep nested scales where there are any, and zero points where lows amount to them."""
         scales, nested = parts.scales, parts.nested
         lows: Array | None = parts.lows
@@ -276,7 +276,7 @@ class _Heads:
         }
 
 
-def _in_runs(parts: Parts) -> tuple[Parts, int, NDArray[np.int32] | None]:
+def _in_runs(parts: UnpackedMatrix) -> tuple[UnpackedMatrix, int, NDArray[np.int32] | None]:
     """Return a matrix whose runs have one size, except perhaps the last, and that size.
 
     Where inputs are in another order, each run is padded to the longest; the third result is the
@@ -301,7 +301,7 @@ def _in_runs(parts: Parts) -> tuple[Parts, int, NDArray[np.int32] | None]:
     return replace(parts, codes=codes, order=None), size, found
 
 
-def _kind_of(parts: Parts) -> str:
+def _kind_of(parts: UnpackedMatrix) -> str:
     if parts.table is not None:
         return "e4m3" if len(parts.table) == len(E4M3_NUMBERS) else "t4"
     if parts.codes.dtype == np.int8:

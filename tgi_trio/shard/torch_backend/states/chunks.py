@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.torch_backend.staging import Array
 
 
-class Turn(NamedTuple):
+class ChunkTurn(NamedTuple):
     """A chunk of L entries from each of the first n of the longer rows."""
 
     places: torch.Tensor  # int64 [n, L], of tokens in the flat list
@@ -31,7 +31,7 @@ class Chunks:
     """A step's rows: longer ones as chunks, and those of one token. All on the device."""
 
     rows: torch.Tensor  # int64 [N], of more than one token, the longest first
-    turns: list[Turn]
+    turns: list[ChunkTurn]
     lone_rows: torch.Tensor  # int64, of one token
     lone_places: torch.Tensor  # their tokens in the flat list
     lone_targets: torch.Tensor  # where their outputs go: the same, except for padding
@@ -39,7 +39,7 @@ class Chunks:
     @classmethod
     def of(cls, here: Sequence[torch.Tensor]) -> Chunks:
         """Return the chunks from the arrays of `cut_rows` or `cut_into`, on the device."""
-        turns = [Turn(*here[i : i + 4]) for i in range(4, len(here), 4)]
+        turns = [ChunkTurn(*here[i : i + 4]) for i in range(4, len(here), 4)]
         return cls(here[0], turns, *here[1:4])
 
 
