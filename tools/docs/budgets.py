@@ -71,35 +71,35 @@ BUDGETS: Final[tuple[Budget, ...]] = (
         "max-batch-prefill-tokens",
         Stage.ADMISSION,
         "prompt tokens in hand",
-        "a prompt waits while the batch has so many prompt tokens that would be computed before "
-        "it; also the size of the largest possible step",
+        "a prompt waits while the prompts that would be computed before it have so many tokens "
+        "left; also the most tokens that a step can have",
     ),
     Budget(
         "step-token-budget",
         Stage.STEP,
         "tokens of a step",
         "decode rows come first, then prompts, shortest first, in chunks that fit. While any "
-        "sequence generates, a step has only as many prompt tokens as make it at most twice as "
-        "long; where even the fewest take longer, as many as take hardly longer than the fewest",
+        "sequence generates, prompt tokens may make a step at most twice as long. Where even the "
+        "smallest chunk takes longer than that, a step has as many as take hardly longer than it",
     ),
     Budget(
         "waiting-served-ratio",
         Stage.STEP,
         "waiting / generating",
-        "while at least so many requests wait behind prompts, for each sequence that generates, "
-        "a step has as many prompt tokens as fit into `--target-itl`",
+        "while at least this many requests wait for each sequence that generates, steps are long: "
+        "each has as many prompt tokens as fit into `--target-itl`",
     ),
     Budget(
         "max-waiting-tokens",
         Stage.STEP,
         "steps waited",
-        "while fewer wait, one such step comes after every so many ordinary ones",
+        "while fewer wait, one long step comes after this many ordinary ones",
     ),
     Budget(
         "target-itl",
         Stage.STEP,
         "seconds of a step",
-        "how long such a step may take",
+        "how long a long step may take",
     ),
 )
 
