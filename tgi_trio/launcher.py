@@ -26,7 +26,7 @@ from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.media.image_model import name_served
+from tgi_trio.router.media.media_model import name_served
 from tgi_trio.router.media.served_images import decide_images
 from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
 from tgi_trio.router.shards.group_states import ShardState

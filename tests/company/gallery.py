@@ -23,9 +23,9 @@ from tgi_trio.media.processors import PixelProcessor
 from tgi_trio.media.sound import Sound
 from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.router.media.audio_model import AudioModel
-from tgi_trio.router.media.image_model import ImageModel
 from tgi_trio.router.media.kinds import Kind
 from tgi_trio.router.media.layouts.layout import ImageSize, Size
+from tgi_trio.router.media.media_model import MediaModel
 from tgi_trio.router.media.pixel_options import PixelOptions
 from tgi_trio.router.media.pixel_store import PixelStore
 from tgi_trio.router.media.prompt_image import PromptImage
@@ -55,7 +55,7 @@ class Gallery:
     def __init__(
         self,
         family: str,
-        model: ImageModel | None = None,
+        model: MediaModel | None = None,
         count: Count | None = None,
         adapters: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
@@ -130,7 +130,7 @@ class Seeing:
     gallery: Gallery
     encoder: ImageEncoder
     rules: ImageRules
-    model: ImageModel | None  # where its images are made, or read over HTTP, as the server does it
+    model: MediaModel | None  # where its images are made, or read over HTTP, as the server does it
 
     @classmethod
     def of(
@@ -138,7 +138,7 @@ class Seeing:
         family: str,
         encoder: ImageEncoder,
         rules: ImageRules,
-        model: ImageModel | None,
+        model: MediaModel | None,
         adapters: Mapping[str, int],
     ) -> Seeing:
         """Return what sees the images of a family, or hears its sounds.

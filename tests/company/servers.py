@@ -28,7 +28,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.adapters.own_adapters import find_own_adapters
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
-from tgi_trio.router.media.image_model import find_image_model
+from tgi_trio.router.media.media_model import find_media_model
 from tgi_trio.router.scheduling import state_memory
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.settings.records import ShardOptions
@@ -80,7 +80,7 @@ class Server:
         self.kind = kind
         self.seeing: Seeing | None = None
         if kind.family:  # first: what computes the text binds this thread
-            model = find_image_model(base) if kind.called or kind.family in MADE else None
+            model = find_media_model(base) if kind.called or kind.family in MADE else None
             longest = "" if model is None else model.describe_longest(_LONGEST_S)
             hearing = replace(settings, longest_sound=longest)
             encoder = load_encoder(hearing, os.sched_getaffinity(0))

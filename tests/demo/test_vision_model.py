@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tgi_trio.demo.vision import COLOURS, IMAGE, QUESTION, main, make_vision_model
-from tgi_trio.router.media.image_model import find_image_model
 from tgi_trio.router.media.layouts.layout import ImageSize
+from tgi_trio.router.media.media_model import find_media_model
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_takes_images_of_any_size_as_four_tokens(folder: Path) -> None:
-    model = find_image_model(folder)
+    model = find_media_model(folder)
     assert model is not None and model.family == "llava" and model.layout is not None
     assert model.layout.count_features(ImageSize(480, 640)) == 4
     tokenizer = Tokenizer.from_folder(folder)

@@ -120,7 +120,7 @@ RULES: dict[str, Rule] = {
     "router.media.served_images": Rule(
         ours(
             "errors settings model.adapters.own_adapters model.audio_families model.check "
-            "model.config model.specs.decoder model.towers router.media.image_model "
+            "model.config model.specs.decoder model.towers router.media.media_model "
             "router.media.kinds"
         ),
         only=NOTHING,
@@ -184,7 +184,7 @@ RULES: dict[str, Rule] = {
     "start.checks": Rule(ours("errors settings model devices router.text router.telemetry")),
     "start.drafter": Rule(ours("errors settings hub demo model.speculators")),
     "start.rank_settings": Rule(
-        ours("errors settings model ipc router.media.image_model"), banned=MODEL
+        ours("errors settings model ipc router.media.media_model"), banned=MODEL
     ),
     "start.tables": Rule(ours("settings logs router.shards"), banned=MODEL),
     "start.timeline": Rule(NOTHING, only=NOTHING),

@@ -29,8 +29,8 @@ from tgi_trio.router.http.routes import operations
 from tgi_trio.router.http.side_threads import switching_soon
 from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.server import ServerSettings, serve
-from tgi_trio.router.media.image_model import ImageModel
 from tgi_trio.router.media.kinds import NOTHING_UNSERVED, Kind
+from tgi_trio.router.media.media_model import MediaModel
 from tgi_trio.router.media.media_service import MediaFlags, MediaService
 from tgi_trio.router.media.pixel_store import Arena
 from tgi_trio.router.scheduling.limits import SchedulingLimits
@@ -78,7 +78,7 @@ class Assembly:
         self._grammars = grammars
         self._tracer = tracer
 
-    def open_images(self, model: ImageModel, settings: Settings, arena: Arena) -> MediaService:
+    def open_images(self, model: MediaModel, settings: Settings, arena: Arena) -> MediaService:
         """Make the service for a model's images; raises ModelLoadError."""
         names = (each.name for each in fields(MediaFlags))
         flags = MediaFlags(**{name: getattr(settings, name) for name in names})

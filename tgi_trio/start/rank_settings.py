@@ -12,7 +12,7 @@ from tgi_trio.model.adapters.needs import AdapterNeeds, find_needs
 from tgi_trio.model.adapters.sites import EVERYTHING, NOTHING
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.router.media.image_model import ImageModel
+from tgi_trio.router.media.media_model import MediaModel
 from tgi_trio.settings.records import Settings
 
 
@@ -21,7 +21,7 @@ def find_rank_settings(
     config: ModelConfig,
     tokenizer: Path,
     arena: ImageArena | None = None,
-    images: ImageModel | None = None,
+    images: MediaModel | None = None,
 ) -> ShardSettings:
     """Return the settings of every rank, without its number in the group.
 

@@ -12,8 +12,8 @@ from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.media.fetch import MediaFetcher
-from tgi_trio.router.media.image_model import ImageModel
 from tgi_trio.router.media.layouts.grid import GridLayout
+from tgi_trio.router.media.media_model import MediaModel
 from tgi_trio.router.media.media_service import MediaFlags, MediaService
 from tgi_trio.router.text.chat_template import ChatTemplate
 
@@ -26,7 +26,7 @@ TEMPLATE = (
     "{% endif %}{% endfor %}<assistant>"
 )
 UNIT = 28  # pixels, the side of what one token sees
-MODEL = ImageModel(
+MODEL = MediaModel(
     "qwen2_vl", GridLayout(UNIT, UNIT**2, 64 * UNIT**2), {"min_pixels": 784, "max_pixels": 50176}
 )
 FLAGS = MediaFlags(
@@ -51,7 +51,7 @@ async def seeing_engine(
     nbytes: int = 4 * 2**20,
     most: int = 200,
     flags: MediaFlags = FLAGS,
-    model: ImageModel = MODEL,
+    model: MediaModel = MODEL,
 ) -> AsyncIterator[FakeEngine]:
     """Yield an engine that takes images; `most` tokens of a prompt."""
     tokenizer = byte_tokenizer((PAD, START, STOP, VIDEO_PAD))

@@ -14,16 +14,16 @@ from tests.router.media.sound_files import audio_part, make_sound
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.router.http.engine_api import ModelCard
 from tgi_trio.router.media.audio_model import AudioModel
-from tgi_trio.router.media.image_model import ImageModel, name_served
 from tgi_trio.router.media.layouts.audio import WaveLayout
 from tgi_trio.router.media.layouts.spoken import AudioTokens
+from tgi_trio.router.media.media_model import MediaModel, name_served
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio
 
 # The token of a video stands for audio here.
 AUDIO = AudioModel("gemma4_unified", WaveLayout(AudioTokens(VIDEO_PAD, "<", ">"), 640), {})
-MODEL = ImageModel("", None, {}, others={"audio": AUDIO})
+MODEL = MediaModel("", None, {}, others={"audio": AUDIO})
 SOUND = audio_part(make_sound(0.4))
 PICTURE = data_url(encode(noise(28, 56)))
 SHOWN = {"type": "image_url", "image_url": {"url": PICTURE}}
@@ -77,7 +77,7 @@ async def test_where_it_is_served_without_its_ears_that_is_said() -> None:
 
 async def test_a_tokenizer_without_its_token_is_refused() -> None:
     layout = WaveLayout(AudioTokens("<|sound|>", "<", ">"), 640)
-    model = ImageModel("", None, {}, others={"audio": AudioModel("gemma4_unified", layout, {})})
+    model = MediaModel("", None, {}, others={"audio": AudioModel("gemma4_unified", layout, {})})
     with pytest.raises(ModelLoadError, match=r"no token '<\|sound\|>', which this model's audio"):
         async with seeing_engine(model=model):
             pass

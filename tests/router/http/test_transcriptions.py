@@ -19,9 +19,9 @@ from tgi_trio.router.http.messages import body_reader
 from tgi_trio.router.http.messages.multipart import FormData, read_form
 from tgi_trio.router.http.routes import transcriptions
 from tgi_trio.router.media.audio_model import AudioModel
-from tgi_trio.router.media.image_model import ImageModel
 from tgi_trio.router.media.layouts.audio import PiecesLayout, WaveLayout
 from tgi_trio.router.media.layouts.spoken import AudioTokens
+from tgi_trio.router.media.media_model import MediaModel
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio
@@ -52,8 +52,8 @@ def form(*files: bytes, **fields: str) -> bytes:
     return b"".join((*parts, b"--xyz--\r\n"))
 
 
-def hearing(layout: Any) -> ImageModel:
-    return ImageModel("", None, {}, others={"audio": AudioModel("gemma4_unified", layout, {})})
+def hearing(layout: Any) -> MediaModel:
+    return MediaModel("", None, {}, others={"audio": AudioModel("gemma4_unified", layout, {})})
 
 
 async def ask(client: Client, body: bytes, kind: str = KIND) -> Answer:

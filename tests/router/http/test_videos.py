@@ -23,8 +23,8 @@ from tests.router.media.image_files import encode, noise
 from tests.router.media.video_files import make_video, video_url
 from tgi_trio.media.patch_canvases import Qwen2Canvas
 from tgi_trio.model.video_families import VIDEO_FAMILIES
-from tgi_trio.router.media.image_model import VideoModel
 from tgi_trio.router.media.layouts.videos import WholeLayout
+from tgi_trio.router.media.media_model import VideoModel
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio

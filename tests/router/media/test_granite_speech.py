@@ -16,7 +16,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.media.sound import Sound
 from tgi_trio.router.media.audio_model import AudioModel, find_audio_model
-from tgi_trio.router.media.image_model import read_image_settings
+from tgi_trio.router.media.media_model import read_image_settings
 from tgi_trio.router.media.served_images import find_served_images
 
 # The first frame of 0.1 s, with 8 mels, as torchaudio 2.11 and transformers 5.24 make it.

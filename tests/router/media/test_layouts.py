@@ -18,9 +18,9 @@ from tests.router.media.layout_families import CLIP, FAMILIES, UNCOUNTED
 from tests.router.media.layout_processors import COUNTS, theirs
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.model.image_families import IMAGE_FAMILIES, find_family
-from tgi_trio.router.media.image_model import find_largest, lay_out_images
 from tgi_trio.router.media.layouts.layout import ImageLayout, ImageSettings, ImageSize
 from tgi_trio.router.media.layouts.table import LAYOUTS
+from tgi_trio.router.media.media_model import find_largest, lay_out_images
 
 SIZES = st.tuples(st.integers(1, 4096), st.integers(1, 4096)).map(lambda pair: ImageSize(*pair))
 

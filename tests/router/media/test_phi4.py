@@ -15,9 +15,9 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.media.sound import Sound
 from tgi_trio.router.media.audio_model import find_audio_model
-from tgi_trio.router.media.image_model import read_image_settings
 from tgi_trio.router.media.layouts.layout import ImageSettings
 from tgi_trio.router.media.layouts.phi4 import lay_out_phi4
+from tgi_trio.router.media.media_model import read_image_settings
 from tgi_trio.router.media.served_images import find_served_images
 
 CONFIG = {"model_type": "phi4_multimodal", "audio_config": {"num_blocks": 1}}

@@ -18,8 +18,8 @@ from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.media.sound import Sound
 from tgi_trio.model.config import read_config
 from tgi_trio.router.media.audio_model import AudioModel, find_audio_model
-from tgi_trio.router.media.image_model import read_image_settings
 from tgi_trio.router.media.layouts.qwen3_asr import LANGUAGES, read_transcript
+from tgi_trio.router.media.media_model import read_image_settings
 
 TEXT = {"hidden_size": 64, "vocab_size": 512, "num_hidden_layers": 1}
 TOWER = {"num_mel_bins": 16, "n_window": 50}

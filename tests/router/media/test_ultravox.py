@@ -16,7 +16,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.media.sound import Sound
 from tgi_trio.router.media.audio_model import AudioModel, find_audio_model
-from tgi_trio.router.media.image_model import read_image_settings
+from tgi_trio.router.media.media_model import read_image_settings
 
 CONFIG: dict[str, Any] = {
     **{"model_type": "ultravox", "hidden_size": 48, "stack_factor": 8},

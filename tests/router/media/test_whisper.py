@@ -18,7 +18,7 @@ from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.media.sound import Sound
 from tgi_trio.router.media import audio_model
 from tgi_trio.router.media.audio_model import AudioModel, find_audio_model
-from tgi_trio.router.media.image_model import read_image_settings
+from tgi_trio.router.media.media_model import read_image_settings
 from tgi_trio.router.media.served_images import decide_images, find_served_images
 from tgi_trio.testing.checkpoints import make_tokenizer
 

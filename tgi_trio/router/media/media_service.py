@@ -15,9 +15,9 @@ from tgi_trio.router.media.decoder import (
     ImageDecoder,
 )
 from tgi_trio.router.media.fetch import FetchLimits, MediaFetcher
-from tgi_trio.router.media.image_model import ImageModel
 from tgi_trio.router.media.kinds import WORDS, Kind
 from tgi_trio.router.media.layouts.layout import OtherLayout
+from tgi_trio.router.media.media_model import MediaModel
 from tgi_trio.router.media.media_reader import (
     Counts,
     Fetch,
@@ -51,7 +51,7 @@ class MediaService:
 
     def __init__(
         self,
-        model: ImageModel,
+        model: MediaModel,
         flags: MediaFlags,
         arena: Arena,
         tokens: Tokens,
@@ -124,7 +124,7 @@ class MediaService:
             self._spool.close()
 
 
-def _keep_written(model: ImageModel, tokens: Tokens) -> ImageModel:
+def _keep_written(model: MediaModel, tokens: Tokens) -> MediaModel:
     """Return a model without the kinds, beside images, whose tokens the tokenizer lacks.
 
     Raises ModelLoadError if nothing is left to serve.

@@ -15,8 +15,8 @@ from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import ModelConfig, read_config, read_values
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.towers import lacks_audio_tower, lacks_vision_tower
-from tgi_trio.router.media.image_model import ImageModel, find_image_model
 from tgi_trio.router.media.kinds import NOTHING_UNSERVED, WORDS, Kind
+from tgi_trio.router.media.media_model import MediaModel, find_media_model
 from tgi_trio.settings.records import Settings
 
 log = logging.getLogger(__name__)
@@ -27,13 +27,13 @@ ELSEWHERE = "the shard is on another machine than the router (--shard, --remote-
 STAGED = "the model is cut into stages (--pipeline-stages)"
 
 
-def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
+def find_served_images(folder: Path) -> tuple[MediaModel | None, str | None]:
     """Return how a model takes images, or why its images are not served.
 
     Text is served in any case. (None, None): the model takes no images.
     """
     try:
-        model = find_image_model(folder)
+        model = find_media_model(folder)
         config = None if model is None else read_config(folder)
         if config is not None and model_spec(config) is None:
             raise ModelLoadError(
@@ -63,7 +63,7 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
     return (None, None) if model is None or config is None else _add_adapters(model, config)
 
 
-def _add_adapters(model: ImageModel, config: ModelConfig) -> tuple[ImageModel | None, str | None]:
+def _add_adapters(model: MediaModel, config: ModelConfig) -> tuple[MediaModel | None, str | None]:
     """Return a model with the adapters that it brings along, or why its images are not served.
 
     Without the kinds, beside images, whose adapters cannot be used.
@@ -86,7 +86,7 @@ def _add_adapters(model: ImageModel, config: ModelConfig) -> tuple[ImageModel | 
     return replace(model, adapters=adapters), None
 
 
-def decide_images(settings: Settings) -> tuple[ImageModel | None, Mapping[Kind, str]]:
+def decide_images(settings: Settings) -> tuple[MediaModel | None, Mapping[Kind, str]]:
     """Return how a model takes images and the like with these settings; the log says what it lacks.
 
     Also why it takes nothing at all, by the kinds that it could take.

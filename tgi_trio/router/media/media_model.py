@@ -72,8 +72,8 @@ class OtherModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageModel:
-    """How one model takes images."""
+class MediaModel:
+    """How one model takes images, and what else it takes."""
 
     family: str  # a key of `media.processors.PROCESSORS`
     layout: ImageLayout | None  # None: it does not see, and takes only others
@@ -90,7 +90,7 @@ class ImageModel:
         options = {} if self.layout is None else self.layout.processor_options
         return DecoderSettings(self.family, self.processor, options, max_pixels)
 
-    def without(self, kind: Kind, why: str) -> ImageModel:
+    def without(self, kind: Kind, why: str) -> MediaModel:
         """Return a model that takes none of a kind which its family takes."""
         others = {each: model for each, model in self.others.items() if each != kind}
         unserved = {**self.unserved, kind: why}
@@ -148,7 +148,7 @@ def read_image_settings(folder: Path) -> ImageSettings:
     return ImageSettings(values, image_processor, processor, told)
 
 
-def find_image_model(folder: Path) -> ImageModel | None:
+def find_media_model(folder: Path) -> MediaModel | None:
     """Return how the model in a folder takes images and others, None if it takes none.
 
     Raises ModelLoadError if its images are not served, or its settings cannot be used; of a model
@@ -158,7 +158,7 @@ def find_image_model(folder: Path) -> ImageModel | None:
     if is_audio_only(settings.config):
         with _refusing(WORDS["audio"].several):
             heard = find_audio_model(folder, settings)
-        return ImageModel("", None, {}, others={"audio": heard})
+        return MediaModel("", None, {}, others={"audio": heard})
     if not has_vision(settings.config):
         return None
     family = find_family(settings.config)
@@ -178,7 +178,7 @@ def find_image_model(folder: Path) -> ImageModel | None:
             unserved[kind] = str(error)
     model_type = settings.config.get("model_type")
     lacking = tuple(kind for kind in unserved if model_type in _OTHERS[kind][1])
-    return ImageModel(family.processor, layout, kept, family.needs, others, unserved, lacking)
+    return MediaModel(family.processor, layout, kept, family.needs, others, unserved, lacking)
 
 
 @contextmanager
@@ -231,7 +231,7 @@ def find_video_model(folder: Path, settings: ImageSettings) -> VideoModel:
     return VideoModel(family.canvas, layout, kept)
 
 
-def name_served(model: ImageModel | None) -> set[str]:
+def name_served(model: MediaModel | None) -> set[str]:
     """Return what errors call the kinds that a model takes; None: it takes none."""
     if model is None:
         return set()
