@@ -90,7 +90,8 @@ class StepPlan:
     # The next step `moves` rows and has drafts, where the runner can make them (`runs_ahead`).
     leads: bool = False
     features: PlacedFeatures | None = None  # of images' tokens, in the places of their embeddings
-    # [3, T] time, row and column of each token. None: each is the token's position.
+    # [3, T] time, row and column of each token; of Hunyuan VL [4, T] place, column, row and image.
+    # None: each is the token's position.
     rotary_positions: NDArray[np.int64] | None = None
     # [T] the last position that each query token sees. None: its own. Windows still bound it.
     visible: NDArray[np.int64] | None = None
@@ -118,7 +119,7 @@ class StepPlan:
 
     @property
     def turning_positions(self) -> NDArray[np.int64]:
-        """The positions of rotary embeddings, [T] or [3, T]."""
+        """The positions of rotary embeddings, [T] or [parts, T]."""
         return self.positions if self.rotary_positions is None else self.rotary_positions
 
 

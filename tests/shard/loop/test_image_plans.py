@@ -56,6 +56,27 @@ def test_tokens_of_an_image_turn_by_their_grid_and_later_ones_lag() -> None:
         batch.settle(steady, answer(steady))
 
 
+def test_text_behind_an_image_that_does_not_lag_turns_by_its_place() -> None:
+    """Positions may have any number of parts; decodes need none of their own."""
+    batch = new_batch()
+    batch.add(row(1, range(10, 20), 3))
+    batch.add(row(2, [21, 22], 3))
+    turns = np.tile(np.arange(6), (4, 1))
+    turns[1:, 2:5] = [[0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    batch.shape(1, PromptGeometry(turns=turns))
+    first = planned(batch, 20)
+    assert [each.id for each in first.rows] == [2, 1] and first.rotary_positions is not None
+    assert first.rotary_positions[:, :2].tolist() == [[0, 1]] * 4
+    np.testing.assert_array_equal(first.rotary_positions[:, 2:8], turns)
+    np.testing.assert_array_equal(first.rotary_positions[:, 8:], [[6, 7, 8, 9]] * 4)
+    batch.settle(first, answer(first))
+    for _ in range(2):
+        steady = planned(batch, 20)
+        assert steady.rotary_positions is None
+        batch.settle(steady, answer(steady))
+    batch.check()
+
+
 def test_a_lone_row_behind_an_image_turns_with_what_it_lags() -> None:
     batch = new_batch()
     batch.add(row(1, range(10, 20), 4))

@@ -42,8 +42,8 @@ class RotarySpec:
     interleaved: bool = False  # pairs are neighbours (GPT-J) rather than half a head apart
     backwards: bool = False  # pairs are rotated by the negative angles
     max_positions: int = 0
-    # For images, whose tokens have three positions: pairs of dimensions rotated by a token's time,
-    # row and column, in runs of these lengths. (): all by one position.
+    # For images, whose tokens have positions of several parts: pairs of dimensions rotated by each
+    # part (time, row and column), in runs of these lengths. (): all by one position.
     sections: tuple[int, ...] = ()
     sections_alternate: bool = False  # axes alternate pair by pair instead, up to their lengths
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)

@@ -9,6 +9,7 @@ from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 from tgi_trio.shard.media.held_image import place_features
 from tgi_trio.shard.media.placed_features import PlacedFeatures
+from tgi_trio.shard.media.prompt_geometry import PARTS
 
 
 def lay_out(
@@ -94,7 +95,9 @@ def _see_images(
     positions: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
     """Return a plan's `rotary_positions` and `visible`; None where they are as everywhere."""
-    turning = np.tile(positions + table.delta[places], (3, 1))
+    shapes = [rows[i].geometry for i in np.flatnonzero(prefill).tolist()]
+    parts = max((shape.parts for shape in shapes if shape is not None), default=PARTS)
+    turning = np.tile(positions + table.delta[places], (parts, 1))
     visible = positions.copy()
     for i in np.flatnonzero(prefill).tolist():
         geometry, tokens = rows[i].geometry, slice(int(starts[i]), int(starts[i + 1]))

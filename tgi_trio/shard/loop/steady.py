@@ -18,6 +18,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
 )
 from tgi_trio.shard.loop.row_table import RowTable
+from tgi_trio.shard.media.prompt_geometry import PARTS
 
 _Number = TypeVar("_Number", np.int32, np.int64)
 _FURTHEST: Final = 256  # most steps that are computed together
@@ -159,9 +160,10 @@ class SteadyDecode:
         coming = self.coming = _Coming.of(table, self.places, own, min(self.steps, most))
         return coming, 0
 
-    def _turning(self, positions: NDArray[np.int64], table: RowTable) -> NDArray[np.int64]:
+    def _turning(self, positions: NDArray[np.int64], table: RowTable) -> NDArray[np.int64] | None:
         """Return `StepPlan.rotary_positions`: tokens behind images turn with one position."""
-        return np.tile(positions + self._own(table.delta), (3, 1))
+        delta = self._own(table.delta)
+        return np.tile(positions + delta, (PARTS, 1)) if delta.any() else None
 
     def _own(self, column: NDArray[_Number]) -> NDArray[_Number]:
         """Return a copy of the rows' part of a column; a slice takes half the time of an index."""

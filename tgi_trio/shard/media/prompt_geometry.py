@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from tgi_trio.ipc.images import SequenceImage
 from tgi_trio.model.image_rules import ImageRules
 
 Ints = NDArray[np.int64]
+PARTS: Final = 3  # of a rotary position: time, row, column
 
 
 class ImageGrid(NamedTuple):
@@ -59,10 +60,16 @@ def _no_spans() -> Ints:
 class PromptGeometry:
     """Of one prompt; a prompt without images has none."""
 
-    # [3, N] time, row and column of the first N tokens. None: every token's place in the sequence.
+    # [parts, N] time, row and column of the first N tokens (Hunyuan VL: `turn_by_numbers`). None:
+    # every token's place in the sequence.
     turns: Ints | None = None
     # [S, 2] rising, (first, end) of tokens that see one another, and are computed in one step.
     spans: Ints = field(default_factory=_no_spans)
+
+    @property
+    def parts(self) -> int:
+        """How many parts the rotary positions of tokens have."""
+        return PARTS if self.turns is None else len(self.turns)
 
     @property
     def delta(self) -> int:
@@ -76,7 +83,7 @@ class PromptGeometry:
         return int(self.turns.max()) + 1 - count
 
     def turn(self, first: int, positions: Ints) -> None:
-        """Write the rotary positions of the tokens from place `first` on into `positions` [3, n].
+        """Write rotary positions of the tokens from place `first` on into `positions` [parts, n].
 
         Those behind `turns` stay as they are.
         """

@@ -16,7 +16,7 @@ from tgi_trio.model.specs.decoder import RotarySpec
 
 Floats = NDArray[np.float32]
 
-_AXES: Final = 3  # time, row, column
+_AXES: Final = 3  # time, row, column: of sections that alternate
 
 
 def rotary_frequencies(spec: RotarySpec) -> tuple[Floats, float]:
@@ -29,15 +29,16 @@ def rotary_frequencies(spec: RotarySpec) -> tuple[Floats, float]:
 
 
 def rotary_axes(spec: RotarySpec) -> NDArray[np.int64] | None:
-    """Return with which position of three each pair turns, [dim / 2]; None: all with the first.
+    """Return with which part of a position each pair turns, [dim / 2]; None: all with the first.
 
-    0: time, 1: row, 2: column. Sections in turns are Qwen2-VL's, alternating ones Qwen3-VL's.
+    0: time, 1: row, 2: column; Hunyuan VL has others, and more. Sections in turns are Qwen2-VL's,
+    alternating ones Qwen3-VL's.
     """
     if not spec.sections:
         return None
     pairs = np.arange(spec.dim // 2)
     if not spec.sections_alternate:
-        axes = np.repeat(np.arange(len(spec.sections)) % _AXES, spec.sections)
+        axes = np.repeat(np.arange(len(spec.sections)), spec.sections)
         return axes[: len(pairs)].astype(np.int64)
     axes = pairs % _AXES
     axes[pairs >= np.array(spec.sections)[axes] * _AXES] = 0  # beyond its section: time

@@ -92,7 +92,7 @@ def decode_plan(frame: Frame) -> StepPlan:
         drafts=drafts if drafts.any() else None,
         inputs=inputs if len(inputs) else None,
         features=features if len(places) else None,
-        rotary_positions=rotary.reshape(3, -1) if len(rotary) else None,
+        rotary_positions=rotary.reshape(-1, starts[-1]) if len(rotary) else None,
         visible=visible if len(visible) else None,
         state_reads=reads if len(reads) else None,
         state_writes=writes if len(writes) else None,

@@ -28,9 +28,9 @@ def only_decodes(plan: StepPlan) -> bool:
 
 
 def has_image_tokens(plan: StepPlan) -> bool:
-    """Return whether any token has image features, sees later tokens, or has three positions.
+    """Return whether any token has image features, sees later ones, or turns by several positions.
 
-    Text behind an image has three rotary positions too, but all three are equal.
+    Text behind an image has several rotary positions too, but they are equal.
     """
     turns = plan.rotary_positions
     several = turns is not None and bool((turns != turns[0]).any())
@@ -106,7 +106,7 @@ def pad_plan(plan: StepPlan, size: int) -> StepPlan:
         rotary_positions=(
             None
             if plan.rotary_positions is None
-            else np.tile(filled(rotary_position(plan), 0), (3, 1))
+            else np.tile(filled(rotary_position(plan), 0), (len(plan.rotary_positions), 1))
         ),
         state_reads=None if reads is None else filled(reads, NULL_SLOT),
         state_writes=None if writes is None else filled(writes, NULL_SLOT),
