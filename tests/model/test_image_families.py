@@ -34,7 +34,7 @@ def test_pixtral_is_known_by_its_tower() -> None:
     [
         ("florence2", "has no vision tower here"),
         ("fuyu", "has one image in a prompt"),
-        ("hunyuan_vl", "turns tokens by four positions"),
+        ("molmo2", "pools its patches by a table"),
     ],
 )
 def test_others_are_refused_by_name(kind: str, why: str) -> None:

@@ -17,7 +17,9 @@ import tokenizers
 from PIL import Image
 
 from tests.router.media.image_files import noise
+from tests.router.media.ocr_families import HUNYUAN
 from tests.router.media.torchvision_processors import inherited_processor
+from tests.shard.media.hunyuan_models import turn_in_pairs
 from tests.system import image_support
 from tests.system.image_support import interleave, told
 from tests.system.server import serving
@@ -50,6 +52,7 @@ class Seen:
     text: dict[str, Any] = field(default_factory=dict)  # options of the text model
     sizes: tuple[tuple[int, int], tuple[int, int]] = ((24, 40), (40, 17))  # of two pictures
     ids: dict[str, str | list[str]] = field(default_factory=dict)  # tokens that config.json names
+    asked: dict[str, Any] = field(default_factory=dict)  # of the processor, with every prompt
 
     @property
     def pictures(self) -> list[Image.Image]:
@@ -93,6 +96,14 @@ FAMILIES = {
         GEMMA4,
         text={"sliding_window": 96},  # at least an image
         sizes=((56, 80), (80, 56)),  # which need no resampling, of which there are two ways
+    ),
+    "hunyuan_vl": Seen(
+        ("hunyuan_vl", "HunYuanVLProcessor"),
+        ("hunyuan_vl", "HunYuanVLImageProcessorPil"),
+        QWEN_PIXELS,
+        HUNYUAN,
+        around=(HUNYUAN["image_start_token"], HUNYUAN["image_end_token"]),
+        asked={"add_special_tokens": True},  # which it takes to be the chat template's
     ),
     "hyperclovax_vision_v2": Seen(
         ("hyperclovax_vision_v2", "HyperCLOVAXVisionV2Processor"),
@@ -209,7 +220,7 @@ def load_processor(folder: Path, seen: Seen) -> Any:
         extra["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
     elif module == "gemma4_unified":
         extra["feature_extractor"] = None
-    elif module in ("deepseek_vl_hybrid", "ovis2", "paddleocr_vl"):
+    elif module in ("deepseek_vl_hybrid", "hunyuan_vl", "ovis2", "paddleocr_vl"):
         del extra["video_processor"]
     whole = _class(f"{module}.processing_{module}", name)
     whole.check_argument_for_proper_class = lambda self, name, value: type(value)
@@ -226,21 +237,30 @@ def expected(folder: Path, seen: Seen, model: Any, count: int) -> tuple[list[int
     mark = f"{before}{seen.tokens['image_token']}{after}"
     processor = load_processor(folder, seen)
     text = interleave(TEXTS, [mark] * count)
-    inputs = processor(text=[text], images=[seen.pictures[:count]], return_tensors="pt")
+    images = [seen.pictures[:count]]
+    inputs = processor(text=[text], images=images, return_tensors="pt", **seen.asked)
     found = model.generate(**inputs, max_new_tokens=MOST, do_sample=False, pad_token_id=2)
     ids = inputs["input_ids"][0].tolist()
     return ids, found[0, len(ids) :].tolist()
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_ids_and_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [*((family, ()) for family in sorted(FAMILIES)), ("hunyuan_vl", ("--num-shard", "2"))],
+    ids=lambda value: value if isinstance(value, str) else "ranks" if value else "alone",
+)
+def test_ids_and_tokens_are_those_of_transformers(
+    tmp_path: Path, family: str, options: tuple[str, ...]
+) -> None:
     import torch
     from transformers import AutoModelForImageTextToText
 
     seen, folder = FAMILIES[family], make_folder(tmp_path, family)
     model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
-    with serving("--model-id", str(folder), "--dtype", "float32") as server:
+    if family == "hunyuan_vl":
+        turn_in_pairs(model)
+    with serving("--model-id", str(folder), "--dtype", "float32", *options) as server:
         for count in (1, 2):
             details = image_support.ask(server, TEXTS, seen.pictures[:count], max_new_tokens=MOST)
             ids, tokens = expected(folder, seen, model, count)

@@ -65,6 +65,7 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "granite_docling": Processor(
         *("granite_docling", "GraniteDocling", {"fine_route": False}), drops=("rows", "cols")
     ),
+    "hunyuan_vl": Processor("hunyuan_vl", "HunYuanVL"),
     "idefics": Processor("idefics", "Idefics"),
     "idefics2": Processor("idefics2", "Idefics2"),
     "idefics3": Processor("idefics3", "Idefics3"),

@@ -28,6 +28,8 @@ from tgi_trio.whole_files import parse_json, read_file
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
 # And where some alone do: others' files say something else under that name.
 _OWN_POSITION_KEYS = {"bailing_hybrid": "model_max_length"}
+# Keys in which types of texts state their tokens, before `vocab_size`.
+_OWN_TOKEN_KEYS = {"chatglm": ("padded_vocab_size",), "hunyuan_vl_text": ("org_vocab_size",)}
 # Keys of the nested text config in composite models (text and images, speech, ...), in the order in
 # which transformers looks for them.
 _TEXT_KEYS = ("text_config", "decoder", "generator")
@@ -263,7 +265,7 @@ def _bound_positions(folder: Path, values: Mapping[str, Any]) -> int:
 def _count_tokens(folder: Path, values: Mapping[str, Any]) -> int:
     """Return the number of tokens with embeddings, 0 if it is not stated."""
     kind = text_type(str(values.get("model_type")), _nested_text(values))
-    keys = ("padded_vocab_size", "vocab_size") if kind == "chatglm" else ("vocab_size",)
+    keys = (*_OWN_TOKEN_KEYS.get(kind, ()), "vocab_size")
     stated = _first_count(folder, values, keys)
     added = _first_count(folder, values, ("additional_vocab_size",)) if kind == "idefics" else 0
     return stated + added + EXTRA_TOKENS.get(kind, 0) if stated else 0

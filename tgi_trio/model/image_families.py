@@ -39,7 +39,8 @@ class ImageFamily:
     # rest of the class is the tower.
     text_parts: tuple[str, ...] = ("language_model",)
     image_attention: ImageAttention = "causal"
-    turns: bool = False  # tokens have rotary positions by row and column of their image (M-RoPE)
+    # Tokens have rotary positions by row and column of their image (M-RoPE).
+    turns: bool = False
     # The projector from tower to text, if transformers' `get_image_features` omits it.
     projector: str = ""
     halves: bool = False  # pixels are normalised in bfloat16, whatever the tower's dtype
@@ -83,6 +84,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "got_ocr2": ImageFamily("got_ocr2", "got_ocr2"),
     "granite_docling": ImageFamily("granite_docling", "granite_docling", ("text_model",)),
     "granite4_vision": ImageFamily("granite4", "llava_next"),
+    "hunyuan_vl": ImageFamily("hunyuan", "hunyuan_vl", turns=True, normal=_CLIP),
     "hyperclovax_vision_v2": ImageFamily("hyperclovax", "qwen2_vl"),
     "idefics": ImageFamily("idefics", "idefics", image_attention="layers"),
     "idefics2": ImageFamily("idefics2", "idefics2", text_parts=("text_model",)),
@@ -135,7 +137,6 @@ _TOWERLESS: Final = ("fuyu",)  # types that see, and have no `vision_config`
 _UNSERVED: Final[Mapping[str, str]] = {
     "ernie4_5_vl_moe": "has experts for an image's tokens alone",
     "fuyu": "has one image in a prompt, whose tokens are written apart from the text's",
-    "hunyuan_vl": "turns tokens by four positions",
     "molmo2": "pools its patches by a table of its own",
 }
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model import hunyuan_vl
 from tgi_trio.model.config import NONSENSE, ModelConfig
 from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageAttention, ImageFamily
 from tgi_trio.model.nonsense import describe_nonsense
@@ -33,6 +34,9 @@ class ImageRules:
     # Tokens that turn by the corners of an image's parts, which lie on a canvas; none: there are no
     # such. `merge` is of their patches.
     marks: frozenset[int] = frozenset()
+    # Parts of a position, of which the last three are the column, the row and an image's number,
+    # and those before them the place (Hunyuan VL). 0: they are time, row and column.
+    numbered: int = 0
     # A token after which no image is attended to until the next image; -1: there is none.
     end_token: int = -1
 
@@ -73,6 +77,9 @@ def _read_rules(config: ModelConfig, family: ImageFamily) -> ImageRules:
             f"{config.folder / 'config.json'} says spatial_merge_size {merge!r}, which is no "
             "positive number."
         )
+    if config.model_type == hunyuan_vl.HUNYUAN_VL:
+        parts = hunyuan_vl.count_parts(config)
+        return ImageRules(family.image_attention, merge, numbered=parts)
     by_second = read_positions(config.model_type, config.values)
     return ImageRules(family.image_attention, merge, by_second, is_thinker(config.model_type))
 

@@ -42,7 +42,7 @@ _OTHER_SENSES: Final = (
     (r"(model\.)?(multi_modal_projector|mm_projector|mlp1|projector|patch_\w+)\.", "images"),
     (r"(pre_mm_projector_norm|(model\.)?(layerwise|spatial)_projectors)\.", "images"),
     (r"(model\.)?(image_newline|image_attn_pool|visual_tokenizer|vte)(\.|$)", "images"),
-    (r"(vit_large_projector|mlp_AR)\.", "images"),
+    (r"(vit_large_projector|mlp_AR|(model\.)?vit)\.", "images"),
     (r"(model\.)?(density_router|sam_model|qwen2_model|view_sep[ae]rator)(\.|$)", "images"),
     (r"(model\.)?(vqmodel|generation_\w+)\.", "images that are drawn"),
     (rf"({'|'.join(_SPEAKING)})\.", "speech that is spoken"),

@@ -21,8 +21,8 @@ _SCALINGS: Final[dict[str, tuple[str, ...]]] = {
     "longrope": ("short_factor", "long_factor"),
     "proportional": (),
 }
-# "mrope": text has one position, images have three.
-_OLDER_NAMES: Final = {"su": "longrope", "mrope": "default"}
+# "mrope": text has one position, images have three. "xdrope": Hunyuan VL, as it was published.
+_OLDER_NAMES: Final = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 
 
 def rotary(

@@ -51,6 +51,11 @@ _GEMMA4_VISION: dict[str, Any] = {
     "position_embedding_size": 16,
 }
 _THREE_POSITIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+# Of a token's place, and of its image's column, row and number.
+_NUMBERED = {
+    **{"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 100.0, "factor": 1.0},
+    "mrope_section": [2, 1, 3, 2],
+}
 _HALF = {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
 _IN_TURNS = _THREE_POSITIONS | {"mrope_interleaved": True}
 _DELTA: dict[str, Any] = {
@@ -174,6 +179,11 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "hyperclovax_vision_v2": (
         {"model_type": "hyperclovax"} | tiny_families.FAMILIES["hyperclovax"],
         _QWEN_VISION | {"model_type": "qwen2_5_vl_vision", "out_hidden_size": 24},
+    ),
+    "hunyuan_vl": (
+        {"head_dim": 16, "rope_parameters": _NUMBERED},
+        _VISION
+        | {"num_hidden_layers": 2, "patch_size": 4, "spatial_merge_size": 2, "max_image_size": 24},
     ),
     "idefics": ({"num_hidden_layers": 4}, _VISION | {"embed_dim": 16}),
     "idefics2": ({"model_type": "mistral"}, _VISION),

@@ -138,7 +138,7 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
 # Types that stand in others' `text_config` alone.
 INNER = (
     *("deepseek_ocr2_text", "glm4v_moe_text", "glm4v_text", "glm5_next_text", "glm_ocr_text"),
-    *("granite4_vision_text", "granite_docling_text", "mistral_large4_text"),
+    *("granite4_vision_text", "granite_docling_text", "hunyuan_vl_text", "mistral_large4_text"),
     *("mllama_text_model", "muse_glimmer_text", "paddleocr_vl_text", "qwen2_5_omni_text"),
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_omni_moe_text", "qwen3_vl_moe_text"),
     *("qwen3_vl_text", "step3p5", "unlimited_ocr_text"),

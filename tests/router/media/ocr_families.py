@@ -6,6 +6,11 @@ from tests.router.media.layout_family import INTERNVL, Family
 
 _CUT = {"size": {"height": 64, "width": 64}, "max_patches": 6}
 _PAGE = {"size": {"height": 1024, "width": 1024}}
+HUNYUAN = {
+    "image_token": "<\uff5chy_place▁holder▁no▁102\uff5c>",
+    "image_start_token": "<\uff5chy_place▁holder▁no▁100\uff5c>",
+    "image_end_token": "<\uff5chy_place▁holder▁no▁101\uff5c>",
+}
 _GOT = {"image_token": "<imgpad>", "begin": "<img>", "end": "</img>"}
 
 OCR_FAMILIES = {
@@ -39,6 +44,17 @@ OCR_FAMILIES = {
         "granite_docling", "GraniteDoclingImageProcessorPil", "GraniteDoclingProcessor",
         pixels={"crop_to_patches": False, "dense_max_patches": 20, "dense_min_aspect": 0.5},
         options={"image_seq_len": 5},
+    ),
+    "hunyuan_vl": Family(
+        "hunyuan_vl", "HunYuanVLImageProcessorPil", "HunYuanVLProcessor", tokens=HUNYUAN
+    ),
+    "hunyuan_vl/small": Family(
+        "hunyuan_vl", "HunYuanVLImageProcessorPil", "HunYuanVLProcessor", tokens=HUNYUAN,
+        pixels={"min_pixels": 3136, "max_pixels": 40_000, "patch_size": 8},
+    ),
+    "hunyuan_vl/sides": Family(
+        "hunyuan_vl", "HunYuanVLImageProcessorPil", "HunYuanVLProcessor", tokens=HUNYUAN,
+        pixels={"size": {"shortest_edge": 10_000, "longest_edge": 90_000}, "merge_size": 3},
     ),
     "qianfan_ocr": Family(
         "got_ocr2", "GotOcr2ImageProcessorPil", "QianfanOCRProcessor", pixels=_CUT,

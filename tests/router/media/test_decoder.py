@@ -84,6 +84,7 @@ FAMILIES = [
     DecoderSettings("gemma4", {"max_soft_tokens": 70}),
     DecoderSettings("got_ocr2", {"size": {"height": 16, "width": 16}, "crop_to_patches": True}),
     DecoderSettings("granite_docling", {"size": {"height": 16, "width": 16}, "max_patches": 5}),
+    DecoderSettings("hunyuan_vl", {"min_pixels": 784, "max_pixels": 3136, "patch_size": 8}),
     DecoderSettings("idefics", {"size": {"height": 16, "width": 16}}),
     DecoderSettings("idefics3", {"size": LONGEST, "max_image_size": {"longest_edge": 32}}),
     DecoderSettings("internvl", {"size": {"height": 16, "width": 16}, "max_patches": 4}),

@@ -119,8 +119,10 @@ def test_prompts_are_those_of_the_processor(name: str, sizes: list[tuple[int, in
     """Whole prompts, through pixels: so much is read off what the tower will get."""
     pil = pytest.importorskip("PIL.Image")
     layout, processor = ours(name), theirs(name)
-    mark = layout.placeholder
-    parts = ["", *[" Here\n" for _ in sizes]]
+    mark, around = layout.placeholder, ("", "")
+    if name.startswith("hunyuan_vl"):  # which wants what templates write around it
+        around = layout.around
+    parts = [around[0], *[f"{around[1]} Here\n{around[0]}" for _ in sizes]]
     if name == "paligemma":
         parts = [""] * len(parts)
     if name == "lighton_ocr":  # which sees nothing in the smallest
@@ -173,6 +175,11 @@ def test_every_row_of_the_table_is_tried() -> None:
         ({"model_type": "minimax_m3_vl"}, {"size": {"height": 672, "width": 672}}),
         ({"model_type": "muse_glimmer"}, {"max_image_tokens": 0}),
         ({"model_type": "step3p7"}, {"size": 728}),
+        *(
+            ({"model_type": "hunyuan_vl"}, {f"{kind}_patch_size": 2})
+            for kind in ("temporal", "spatial")
+        ),
+        ({"model_type": "hunyuan_vl"}, {"size": {"height": 512, "width": 512}}),
         ({"model_type": "granite_docling"}, {"fine_route": True}),
         ({"model_type": "granite_docling"}, {"dense_max_patches": 2.5}),
         ({"model_type": "granite_docling"}, {"dense_min_aspect": "wide"}),

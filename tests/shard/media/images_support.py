@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.shard.media.hunyuan_models import turn_in_pairs
 from tests.shard.media.pictures import (
     DELTA_RULES,
     GEMMA4,
@@ -200,6 +201,8 @@ class Golden:
         ).eval()
         # Rows choose it like any other; which weights do depends on what a processor draws.
         self.model.generation_config.eos_token_id = None
+        if self.model.config.model_type == "hunyuan_vl":
+            turn_in_pairs(self.model)
         if self.model.config.model_type == "llama4":
             self.model.language_model.register_forward_hook(_without_images)
         self._known: dict[tuple[object, ...], torch.Tensor] = {}

@@ -59,7 +59,7 @@ HYBRIDS = ("qwen3_5", "qwen3_5_moe", "qwen4_exp")
 DELTA_RULES = (*HYBRIDS, "glm5_next", *MINICPM)
 BY_PIXEL = ("lfm2_vl",)  # whose patches are pixel by pixel
 QWEN = ("cohere_compass", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
-GRIDS = (*GLM, *QWEN, "paddleocr_vl")
+GRIDS = (*GLM, "hunyuan_vl", *QWEN, "paddleocr_vl")
 CROSSED = ("idefics", "mllama")  # whose layers attend to images
 FAMILIES = (*CAUSAL, *BY_PIXEL, "gemma3", *GEMMA4, "paligemma", *GRIDS, *CROSSED)
 PROCESSOR = {
@@ -107,6 +107,7 @@ PATCHES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys((*GRIDS, "exaone4_5", "hyperclovax_vision_v2", "lfm3_vl"), (2 * 3 * 16,)),
     **dict.fromkeys(("minimax_m3_vl", "muse_glimmer"), (2 * 3 * 64,)),
     **dict.fromkeys(("kimi_k25", "paddleocr_vl"), (3, 4, 4)),
+    "hunyuan_vl": (3 * 4 * 4,),
 }
 
 
@@ -241,9 +242,8 @@ def _of_patches(family: str, pixels: Pixels) -> Picture:
             return Picture({"pixel_values": patches, **parts}, 4 + 4 + 6)
         case _ if family in PATCHES:  # merged two by two
             grid = np.array([[1, 4, 6]])
-            return Picture(
-                {"pixel_values": pixels(24, *PATCHES[family]), "image_grid_thw": grid}, 6
-            )
+            bundle = {"pixel_values": pixels(24, *PATCHES[family]), "image_grid_thw": grid}
+            return Picture(bundle, 2 * (3 + 1) + 2 if family == "hunyuan_vl" else 6)
         case "pixtral":
             sizes = np.array([[16, 24]])
             return Picture({"pixel_values": pixels(1, 3, 16, 24), "image_sizes": sizes}, 6)

@@ -33,7 +33,14 @@ NEW = 3
     "family",
     [
         *("deepseek_vl_hybrid", "exaone4_5", "fast_vlm", "gemma3n", "gemma4_unified"),
-        *("granite4_vision", "kimi_k25", "llava_onevision", "minicpmv4_6", "minimax_m3_vl"),
+        *(
+            "granite4_vision",
+            "hunyuan_vl",
+            "kimi_k25",
+            "llava_onevision",
+            "minicpmv4_6",
+            "minimax_m3_vl",
+        ),
         *("muse_glimmer", "ovis2", "paddleocr_vl", "perception_lm", "qwen2_5_vl", "qwen4_exp"),
         "step3p7",
     ],

@@ -129,6 +129,12 @@ GLM = {
     **{"num_attention_heads": 2, "num_key_value_heads": 1},
     **TURNS,
 }
+NUMBERED = {
+    "rope_parameters": {
+        **{"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 3.0, "factor": 1.0},
+        "mrope_section": [5, 4, 4, 3],
+    }
+}
 BLOCKS = {
     **{"intermediate_size": 64, "index_head_dim": 32},
     **{"index_block_size": 16, "index_topk_blocks": 1},
@@ -143,6 +149,7 @@ BLOCKS = {
         ("granite4_vision", {"hidden_size": 128}),
         ("idefics3", {}),
         ("glm4v", GLM),
+        ("hunyuan_vl", NUMBERED),
         ("minimax_m3_vl", BLOCKS),
         ("muse_glimmer", {}),
         ("paddleocr_vl", TURNS),

@@ -95,7 +95,9 @@ def test_two_ranks_share_families_that_transformers_has_not(
     check_ranks(own, 2, rows_for(3), 2e-4, oracle=relative, chunk=20, joins=2)
 
 
-@pytest.mark.parametrize("family", ["glm5_next", "mistral_large4", "muse_glimmer", "step3p7"])
+@pytest.mark.parametrize(
+    "family", ["glm5_next", "hunyuan_vl", "mistral_large4", "muse_glimmer", "step3p7"]
+)
 def test_two_ranks_write_the_text_of_what_sees_images(tmp_path: Path, family: str) -> None:
     folder = make_wrapped(tmp_path, family)
     tolerance = TOLERANCES.get(family, 2e-4)
@@ -221,7 +223,8 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     assert none.state_reads is None and none.state_writes is None
 
 
-def test_what_images_do_to_a_plan_survives_its_way_to_another_rank() -> None:
+@pytest.mark.parametrize("parts", [3, 4])
+def test_what_images_do_to_a_plan_survives_its_way_to_another_rank(parts: int) -> None:
     """But for the features: they come while the step is computed."""
     rows = rows_for()
     step = plan(rows, [min(9, row.length) for row in rows])
@@ -229,7 +232,7 @@ def test_what_images_do_to_a_plan_survives_its_way_to_another_rank() -> None:
     step.features = PlacedFeatures(
         places, np.ones((2, 8), np.float32), dict.fromkeys((0, 4, 7), np.ones((2, 8), np.float32))
     )
-    step.rotary_positions = np.arange(3 * count).reshape(3, count)
+    step.rotary_positions = np.arange(parts * count).reshape(parts, count)
     step.visible = np.arange(count) + 4
     got = decode_plan(Frame(memoryview(encode_plan(step))))
     assert got.features is not None and got.features.places.tolist() == [0, 2]

@@ -41,7 +41,7 @@ INNER = {
     *("qwen2_5_omni_text", "qwen3_omni_moe_text"),
     *("glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mllama_text_model"),
     *("glm5_next_text", "mistral_large4_text", "muse_glimmer_text"),
-    *("granite4_vision_text", "paddleocr_vl_text", "step3p5"),
+    *("granite4_vision_text", "hunyuan_vl_text", "paddleocr_vl_text", "step3p5"),
     *("deepseek_ocr2_text", "granite_docling_text", "unlimited_ocr_text"),
 }
 IMAGED = {"idefics"}  # tested beside images: `tests/shard/media`

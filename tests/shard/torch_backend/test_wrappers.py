@@ -60,6 +60,7 @@ OURS = (
         "mistral3",
         "mistral_large4",
         "mllama",
+        "hunyuan_vl",
         "hyperclovax_vision_v2",
         "paddleocr_vl",
         "paligemma",

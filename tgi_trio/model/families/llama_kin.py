@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
+from tgi_trio.model.hunyuan_vl import read_sections
 from tgi_trio.model.reading import read_sliding_windows, rotary, with_rotary, with_sections
 from tgi_trio.model.specs.decoder import DecoderSpec, RotarySpec
 
@@ -223,6 +225,23 @@ def hunyuan(config: ModelConfig) -> DecoderSpec:
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         **attention_bias(config),
     )
+
+
+def hunyuan_vl(config: ModelConfig) -> DecoderSpec:
+    """The text of Hunyuan VL (Tencent 2025): an image's tokens turn by place, column, row, image.
+
+    As Tencent's own code has it, both numbers of a pair turn by the same of these. In transformers
+    5.24 they do not: its sections are of single numbers there, across the halves of a head.
+    """
+    spec, sections = hunyuan(config), read_sections(config)
+    turning = [replace(each.rotary, sections=sections) for each in spec.layers if each.rotary]
+    if sections and sum(sections) != spec.head_dim // 2:
+        raise ModelLoadError(
+            f"mrope_section must be numbers that add up to {spec.head_dim // 2}, the pairs of "
+            f"dimensions that turn, not {list(sections)}."
+        )
+    layers = zip(spec.layers, turning, strict=True)
+    return replace(spec, layers=tuple(replace(layer, rotary=own) for layer, own in layers))
 
 
 def _stretch(config: ModelConfig, head_dim: int) -> RotarySpec:

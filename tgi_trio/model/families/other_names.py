@@ -37,6 +37,7 @@ OTHER_NAMES: Final[Mapping[str, _Names]] = {
     "gpt_neo": {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
     "gpt_oss": {"num_experts": "num_local_experts"},
     "hunyuan_v1_moe": {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
+    "hunyuan_vl_text": {"attention_head_dim": "head_dim"},
     "kimi_linear": {
         "n_group": "num_expert_group",
         "num_experts_per_tok": "num_experts_per_token",

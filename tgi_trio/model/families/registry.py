@@ -169,6 +169,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "mistral_large4_text": mistral_large4.mistral_large4,
     "hunyuan_v1_dense": llama_kin.hunyuan,
     "hunyuan_v1_moe": mixtures.hunyuan_moe,
+    "hunyuan_vl_text": llama_kin.hunyuan_vl,
     "nemotron": llama_kin.nemotron,
     "apertus": llama_kin.apertus,
     "arcee": llama_kin.arcee,

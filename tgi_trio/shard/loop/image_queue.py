@@ -33,6 +33,7 @@ from tgi_trio.shard.media.prompt_geometry import (
 )
 from tgi_trio.shard.media.video_grids import join_features, split_grids
 from tgi_trio.shard.positions.canvas_turns import turn_by_canvases
+from tgi_trio.shard.positions.numbered_turns import turn_by_numbers
 
 # Makes the queue once the model is loaded; takes the cores that towers may be computed on.
 ImageSource: TypeAlias = "Callable[[Set[int]], ImageQueue]"
@@ -170,6 +171,8 @@ class ImageQueue:
                 parts = [_read_parts(image, bundle, self._rules.merge) for image, bundle in pairs]
                 return PromptGeometry(turn_by_canvases(ids, parts, self._rules.marks))
             grids = [_read_grid(bundle, self._rules) for bundle in bundles]
+            if self._rules.numbered:
+                return PromptGeometry(turn_by_numbers(images, grids, self._rules.numbered))
         return shape_prompt(self._rules, images, grids, sequence.prompt_length)
 
     def _is_sound(self, image: SequenceImage) -> bool:

@@ -21,6 +21,16 @@ _WORDS: Final = (
     ),
     (("embed_vision.", "vision_embedder."),),  # Gemma 4's unified model
     (("embed_vision.multimodal_embedder.", "embed_vision."),),
+    (  # HunyuanOCR, as it is published
+        ("vision_tower.", "vit."),
+        ("mlp.fc1.", "mlp.dense_h_to_4h."),
+        ("mlp.fc2.", "mlp.dense_4h_to_h."),
+        ("layer_norm1.", "input_layernorm."),
+        ("layer_norm2.", "post_attention_layernorm."),
+        ("patch_merger.proj_conv.", "perceive.proj.0."),
+        ("patch_merger.proj_out.", "perceive.proj.2."),
+        ("patch_merger.", "perceive."),
+    ),
     (  # InternVL, as it is published
         ("embeddings.cls_token", "embeddings.class_embedding"),
         ("embeddings.patch_embeddings.projection.", "embeddings.patch_embedding."),

@@ -45,6 +45,7 @@ from tgi_trio.router.media.layouts.grid import (
     lay_out_qwen,
     lay_out_qwen2_5_omni,
 )
+from tgi_trio.router.media.layouts.hunyuan import lay_out_hunyuan
 from tgi_trio.router.media.layouts.layout import ImageLayout, ImageSettings
 from tgi_trio.router.media.layouts.lfm2 import lay_out_lfm2
 from tgi_trio.router.media.layouts.minicpmv import lay_out_minicpm_ocr, lay_out_minicpmv
@@ -81,6 +82,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "got_ocr2": lay_out_got_ocr2,
     "granite_docling": lay_out_granite_docling,
     "granite4": lay_out_granite4,
+    "hunyuan": lay_out_hunyuan,
     "hyperclovax": lay_out_hyperclovax,
     "idefics": lay_out_idefics,
     "idefics2": lay_out_idefics2,
