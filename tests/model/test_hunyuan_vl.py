@@ -10,7 +10,7 @@ import pytest
 
 from tests.model.support import write_json
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.config import ModelConfig, read_config
+from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.image_rules import ImageRules, image_rules
 from tgi_trio.shard.positions.rotary_frequencies import rotary_axes, rotary_frequencies
@@ -67,6 +67,20 @@ def test_a_width_of_heads_by_its_other_name(tmp_path: Path) -> None:
     config = read(tmp_path, head_dim=None, attention_head_dim=128)
     spec = decoder_spec(config)
     assert spec is not None and spec.head_dim == 128
+
+
+@pytest.mark.parametrize("kind", ["hunyuan_v1_dense", "hunyuan_vl"])
+def test_a_flag_takes_the_place_of_the_scaling(tmp_path: Path, kind: str) -> None:
+    """Also of one by `alpha` in files of transformers 5, where the sections stay."""
+    rope = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 5000.0}
+    own = {"rope_parameters": rope | {"mrope_section": [16, 16, 16, 16]}, "rope_scaling": None}
+    write_json(tmp_path, {**WHOLE, **TEXT, **own, "model_type": kind})
+    config = read_config(tmp_path, RopeScaling("linear", 2.0))
+    spec = decoder_spec(config)
+    assert spec is not None and (turning := spec.layers[0].rotary) is not None
+    assert (turning.kind, turning.theta) == ("linear", 5000.0)
+    if kind == "hunyuan_vl":
+        assert turning.sections == (16, 16, 16, 16) and image_rules(config).numbered == 4
 
 
 @pytest.mark.parametrize(

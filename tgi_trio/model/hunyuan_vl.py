@@ -19,8 +19,10 @@ def read_sections(config: ModelConfig) -> tuple[int, ...]:
     call it `xdrope_section`. Raises ModelLoadError for what is no list of three whole numbers or
     more, and where both names are there and say different things.
     """
-    said: Any = config.get("rope_parameters") or config.get("rope_scaling")
-    told = said if isinstance(said, Mapping) else {}
+    said = (config.get(name) for name in ("rope_parameters", "rope_scaling"))
+    told: dict[str, Any] = {}
+    for each in said:
+        told |= each if isinstance(each, Mapping) else {}
     names = ("mrope_section", "xdrope_section")
     found = [_read_counts(name, told[name]) for name in names if told.get(name) is not None]
     if found and found[0] != found[-1]:

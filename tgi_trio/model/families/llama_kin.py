@@ -245,14 +245,17 @@ def hunyuan_vl(config: ModelConfig) -> DecoderSpec:
 
 
 def _stretch(config: ModelConfig, head_dim: int) -> RotarySpec:
-    """Return the rotary embedding; with an `alpha`, "dynamic" means a larger base throughout."""
-    said = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    alpha = said.get("alpha")
+    """Return the rotary embedding; with an `alpha`, "dynamic" means a larger base throughout.
+
+    As everywhere, `rope_scaling` takes the place of the scaling in `rope_parameters`.
+    """
+    newer, older = dict(config.get("rope_parameters", {})), dict(config.get("rope_scaling", {}))
+    alpha = (older or newer).get("alpha")
     if not alpha:
         return rotary(config, head_dim)
     values = {**config.values, "rope_scaling": None, "rope_parameters": None}
     plain = rotary(replace(config, values=values), head_dim)
-    base = float(said.get("rope_theta") or plain.theta)
+    base = float((newer | older).get("rope_theta") or plain.theta)
     return replace(plain, theta=base * alpha ** (head_dim / (head_dim - 2)))
 
 
