@@ -37,6 +37,7 @@ PROMPTS = prompts(8)[4:]
 OURS = (
     *(
         "cohere_compass",
+        "deepseek_ocr2",
         "fuyu",
         "gemma3",
         "glm4v",
@@ -51,6 +52,7 @@ OURS = (
         "glm5_next",
         "glmga",
         "granite4_vision",
+        "granite_docling",
         "llava",
         "llava_next",
         "gemma4",
@@ -73,6 +75,7 @@ OURS = (
         "qwen4_exp",
         "smolvlm",
         "step3p7",
+        "unlimited_ocr",
     ),
 )
 
