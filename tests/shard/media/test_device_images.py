@@ -80,3 +80,16 @@ def test_texts_are_those_of_transformers(
     assert generated(row) == expected
     if kept is not None:  # and the text behind images goes on from their largest
         assert kept[-1].tolist() == [int(kept[-2].max()) + 1] * 3 and len(kept.unique(dim=1)[0]) > 1
+
+
+@pytest.mark.thorough
+def test_images_turn_by_four_parts_beside_recorded_decodes(model: Maker) -> None:
+    own = model("hunyuan_vl")
+    prompts = own.prompts()[:2]
+    expected = [own.golden.generate(prompt, NEW) for prompt in prompts]
+    with StandInDevice(), arena() as pixels:
+        runner: Any = start(own.folder, "cuda:0", (1, 2))
+        shard = Shard(runner, own.tower, pixels, rules=own.rules)
+        rows = [shard.add(i, prompt, NEW) for i, prompt in enumerate(prompts)]
+        shard.run(15)
+    assert [generated(row) for row in rows] == expected
