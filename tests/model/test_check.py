@@ -313,7 +313,7 @@ def test_aligners_are_refused(tmp_path: Path, kind: str | None) -> None:
     """Of Qwen3-ASR's type but for a head of moments: it would write one of them for each token."""
     thinker = {"model_type": kind, "classify_num": 5000, "text_config": LLAMA}
     write_plain(tmp_path, "qwen3_asr", thinker_config=thinker)
-    with pytest.raises(ModelLoadError, match="tells by one of 5000 classes when a word .* spoken"):
+    with pytest.raises(ModelLoadError, match=r"tells by one of 5000 classes when a word .* spoken"):
         check(tmp_path)
 
 
