@@ -125,3 +125,16 @@ def test_experts_that_are_chosen_by_groups_are_not_ours(tmp_path: Path) -> None:
         text = {**KIN, "topk_method": method}
         config = read(tmp_path, {"model_type": "deepseek_ocr2", "text_config": text})
         assert (decoder_spec(config) is not None) == ours
+
+
+@pytest.mark.parametrize("values", [FIRST, SECOND], ids=["1", "2"])
+def test_what_chosen_experts_say_is_scaled(tmp_path: Path, values: dict[str, Any]) -> None:
+    """By `routed_scaling_factor`, which published files leave at 1."""
+    scaled = {"routed_scaling_factor": 1.5}
+    values = values | scaled
+    if "language_config" in values:
+        values |= {"language_config": values["language_config"] | scaled}
+    spec = decoder_spec(read(tmp_path, values))
+    assert spec is not None and spec.layers[1].experts is not None
+    experts = spec.layers[1].experts
+    assert (experts.scale, experts.routing, experts.groups) == (1.5, "grouped-softmax", 1)

@@ -125,12 +125,15 @@ def deepseek(config: ModelConfig) -> DecoderSpec:
     count = int(config.get("n_routed_experts", 0))
     if not count:
         return spec
+    scale = float(config.get("routed_scaling_factor", 1.0))
     experts = ExpertsSpec(
         count=count,
         per_token=int(config.need("num_experts_per_tok")),
         width=width,
         normalise=bool(config.get("norm_topk_prob", False)),
         shared_width=width * int(config.get("n_shared_experts", 0)),
+        routing="softmax" if scale == 1.0 else "grouped-softmax",  # of one group
+        scale=scale,
     )
     first, every = (
         int(config.get(*own)) for own in (("first_k_dense_replace", 0), ("moe_layer_freq", 1))
