@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tgi_trio.router.adapters.registry import AdapterRegistry, ServedAdapter
+from tgi_trio.router.adapters.registry import AdapterRegistry
+from tgi_trio.router.adapters.served_adapter import ServedAdapter
 from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.engine.engine_metrics import EngineMetrics
 from tgi_trio.router.http.response_store import ResponseStore, StoredResponse

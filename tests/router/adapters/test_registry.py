@@ -16,7 +16,8 @@ from tgi_trio.ipc.adapters import AdapterReport, decode_adapter
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.router.adapters.adapter_states import AdapterState
-from tgi_trio.router.adapters.registry import LONGEST_WAIT, PATIENCE, AdapterRegistry, ServedAdapter
+from tgi_trio.router.adapters.registry import LONGEST_WAIT, PATIENCE, AdapterRegistry
+from tgi_trio.router.adapters.served_adapter import ServedAdapter
 
 LOAD_S = 0.2
 

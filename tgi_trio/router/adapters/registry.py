@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -24,6 +23,7 @@ import trio
 from tgi_trio.errors import ConfigurationError, Overloaded, Unavailable, ValidationError
 from tgi_trio.ipc.adapters import AdapterOrder, AdapterReport, encode_adapter, encode_drop
 from tgi_trio.router.adapters.adapter_states import AdapterEvent, AdapterState, next_state
+from tgi_trio.router.adapters.served_adapter import ServedAdapter
 
 log = logging.getLogger(__name__)
 
@@ -32,32 +32,6 @@ Send = Callable[[bytes], None]
 PATIENCE: Final = 1.0  # seconds that one waits for room before another one has to yield
 LONGEST_WAIT: Final = 600.0  # seconds that a request waits at most
 AGAIN_S: Final = 30.0  # after which a request may try again whose adapter could not be loaded
-
-
-@dataclass(slots=True, eq=False)
-class ServedAdapter:
-    """One adapter."""
-
-    name: str
-    number: int
-    folder: Path
-    state: AdapterState = AdapterState.ABSENT
-    users: int = 0  # requests that use it
-    waiting: int = 0  # requests that wait for it
-    used: int = 0  # sequence number of its last use, for LRU
-    sha256: bytes = b""  # of the files that were loaded first
-    nbytes: int = 0  # in the shard's memory
-    failures: int = 0  # loads that failed
-    why: str = ""  # error of the last failure
-    listed: bool = True  # False: unloaded by name, and forgotten after its last request
-    own: bool = False  # the model's own: it stays
-    news: trio.Event = field(default_factory=trio.Event)  # set when waiting requests should look
-
-    @property
-    def idle(self) -> bool:
-        """Whether it may be unloaded: it is in memory, and no request uses or wants it."""
-        used = self.own or self.users or self.waiting
-        return self.state is AdapterState.RESIDENT and not used
 
 
 class AdapterRegistry:

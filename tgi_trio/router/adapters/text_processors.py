@@ -16,7 +16,8 @@ from pathlib import Path
 import trio
 
 from tgi_trio.errors import ModelLoadError, TgiTrioError, Unavailable, ValidationError
-from tgi_trio.router.adapters.registry import AGAIN_S, AdapterRegistry, ServedAdapter
+from tgi_trio.router.adapters.registry import AGAIN_S, AdapterRegistry
+from tgi_trio.router.adapters.served_adapter import ServedAdapter
 from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
 from tgi_trio.router.text.text_processor import (
     ModelTextProcessor,

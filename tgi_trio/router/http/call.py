@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 
 import trio
 
-from tgi_trio.router.adapters.registry import ServedAdapter
+from tgi_trio.router.adapters.served_adapter import ServedAdapter
 from tgi_trio.router.http.engine_api import EngineApi
 from tgi_trio.router.http.event_log import EventLogBody
 from tgi_trio.router.http.messages.body_images import UNCUT, CutBody

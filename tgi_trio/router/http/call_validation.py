@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import GenerationError, ValidationError, name_param
 from tgi_trio.model.audio_families import AUDIO_FAMILIES
 from tgi_trio.model.video_families import VIDEO_FAMILIES
-from tgi_trio.router.adapters.registry import ServedAdapter
+from tgi_trio.router.adapters.served_adapter import ServedAdapter
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.deadlines import find_deadline
 from tgi_trio.router.media.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
