@@ -170,7 +170,7 @@ async def test_files_that_cannot_be_read_any_more_are_told(engine: FakeEngine, h
     async with served(engine, http) as server:
         client = await server.connect()
         answer = await client.post("/v1/chat/completions", named(CHAT, "mine"))
-        assert answer.status == 422 and "the adapter `mine`: " in answer.text
+        assert answer.status == 503 and "the adapter `mine` cannot be read now" in answer.text
         assert (await client.post("/v1/chat/completions", CHAT)).status == 200
     assert not engine.permits
 
@@ -215,4 +215,4 @@ async def test_pages_refuse_whom_they_do_not_know(engine: FakeEngine, http: Any,
         broken = await client.get(f"{path}?model=mine")
     assert unknown.status == 404 and "`mine`" in unknown.text
     assert twice.status == 400 and "more than once" in twice.text
-    assert broken.status == 422 and "the adapter `mine`" in broken.text
+    assert broken.status == 503 and "the adapter `mine` cannot be read now" in broken.text
