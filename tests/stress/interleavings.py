@@ -27,7 +27,7 @@ from trio._core import _run as trio_run
 
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
 from tests.stress.thread_shards import ThreadShard, UnsureHost, thread_shard
-from tgi_trio.errors import GenerationError, Overloaded, ValidationError
+from tgi_trio.errors import GenerationError, Overloaded, Unavailable, ValidationError
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.prefixes import KeepOrder
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
@@ -214,7 +214,7 @@ class Run:
         try:
             with trio.move_on_after(patience), self.engine.permit():
                 await (self._take(request) if name is None else self._take_with(name, request))
-        except (GenerationError, ValidationError, Overloaded) as error:
+        except (GenerationError, Overloaded, Unavailable, ValidationError) as error:
             self.refused[type(error).__name__] += 1
         self._progress += 1
 
