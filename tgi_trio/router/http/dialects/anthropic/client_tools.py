@@ -68,15 +68,10 @@ def find_client_tool(kind: str) -> ClientTool | None:
     match name:
         case "bash":
             return _BASH
-        case "text_editor" if date >= "20250728":
-            return _editor("Views and edits files.", _EDIT)
-        case "text_editor" if date >= "20250429":
-            return _editor("Views and edits files.", _OLDER_EDIT)
         case "text_editor":
-            return _editor("Views and edits files.", {**_OLDER_EDIT, "undo_edit": ("path",)})
+            return next(tool for since, tool in _EDITORS if date >= since)
         case "memory":
-            more = {"delete": ("path",), "rename": ("old_path", "new_path")}
-            return _editor("Keeps notes in files below /memories.", {**_EDIT, **more})
+            return _MEMORY
     return None
 
 
@@ -84,6 +79,16 @@ def _editor(description: str, commands: Mapping[str, tuple[str, ...]]) -> Client
     return ClientTool(description, *describe_commands("command", commands, _PROPERTIES, _OPTIONAL))
 
 
+_EDITS: Final = "Views and edits files."
+_EDITORS: Final = (  # the last first, each with its date
+    ("20250728", _editor(_EDITS, _EDIT)),
+    ("20250429", _editor(_EDITS, _OLDER_EDIT)),
+    ("", _editor(_EDITS, {**_OLDER_EDIT, "undo_edit": ("path",)})),
+)
+_MEMORY: Final = _editor(
+    "Keeps notes in files below /memories.",
+    {**_EDIT, "delete": ("path",), "rename": ("old_path", "new_path")},
+)
 _COMMAND: Final = {"command": {**TEXT, "description": "To run"}}
 _RESTART: Final = {"type": "boolean", "description": "To open a new shell"}
 _BASH: Final = ClientTool(

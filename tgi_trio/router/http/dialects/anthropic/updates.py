@@ -52,6 +52,8 @@ def read_updates(request: schema.CountTokensRequest) -> Updates:
     """Return what the messages of a body come to. Raises BodyRejected."""
     messages = _compact(list(enumerate(request.messages)))
     tools = list(request.tools or [])
+    # Of each name the first tool, whose place another one of that name takes.
+    places = {tool.name: k for k, tool in reversed(list(enumerate(tools)))}
     removed: set[str] = set()
     for path, change in _changes(messages):
         name = change.tool.name
@@ -59,7 +61,7 @@ def read_updates(request: schema.CountTokensRequest) -> Updates:
             name = defined.name
             if name is None:
                 raise invalid_value(f"{path}.tool.definition", "missing field `name`")
-            place = next((k for k, each in enumerate(tools) if each.name == name), len(tools))
+            place = places.setdefault(name, len(tools))
             tools[place : place + 1] = [defined]
         if name is not None and change.type == "tool_removal":
             removed.add(name)
