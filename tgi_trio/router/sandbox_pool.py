@@ -18,8 +18,8 @@ from typing import Any
 
 import trio
 
-from tgi_trio import descriptors, thread_limit
-from tgi_trio.errors import Overloaded, TgiTrioError, tell_reason
+from tgi_trio.errors import Overloaded, TgiTrioError
+from tgi_trio.shortages import tell_shortage
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +92,7 @@ class _Process:
         try:
             process, results = await _spawn(sandbox)
         except OSError as error:
-            why = (
-                descriptors.describe_failure(error)
-                or thread_limit.describe_failure(error)
-                or tell_reason(error)
-            )
+            why = tell_shortage(error)
             raise SandboxRefused(f"the process for {sandbox.name} cannot start: {why}") from error
         if isinstance(process.stdin, trio.lowlevel.FdStream):
             with suppress(OSError):  # one user's pipes have taken what the machine allows

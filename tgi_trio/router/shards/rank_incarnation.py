@@ -21,6 +21,7 @@ from tgi_trio.ipc.tcp import TcpSpec
 from tgi_trio.router.shards.rank_link import BEAT_S, Beat, RankLink, Start, config_digest
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
+from tgi_trio.shortages import tell_shortage
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ async def run_incarnation(
             shard = _start_shard(stack, start, own, frames, argv)
         # There may be memory, a process and descriptors later: the leader tries again.
         except (OSError, SegmentError) as error:
-            return f"rank {own.rank} cannot be started: {tell_reason(error)}"
+            return f"rank {own.rank} cannot be started: {tell_shortage(error)}"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_with, link, nursery.cancel_scope)
             nursery.start_soon(_beat, link, shard)

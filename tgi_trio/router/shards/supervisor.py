@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from tgi_trio import descriptors, thread_limit
 from tgi_trio.errors import (
     CorruptFrame,
     PeerError,
@@ -23,7 +22,6 @@ from tgi_trio.errors import (
     SegmentError,
     ShardCannotStart,
     find_first_leaf,
-    tell_reason,
 )
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frame_codec import encode
@@ -43,6 +41,7 @@ from tgi_trio.router.shards.prefix_keeping import (
 from tgi_trio.router.shards.prefix_saving import PrefixSaver
 from tgi_trio.router.shards.prefix_store import PrefixStore, Restoring
 from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.shortages import tell_shortage
 
 if TYPE_CHECKING:  # the engine comes in while the first shards load
     from tgi_trio.router.engine.engine import Engine
@@ -229,12 +228,7 @@ class Supervisor:
             # There may be enough memory later, and a rank that has just left may be back.
             except (OSError, SegmentError, PeerError) as error:
                 self._refused = not isinstance(error, PeerError)
-                why = (
-                    descriptors.describe_failure(error)
-                    or thread_limit.describe_failure(error)
-                    or tell_reason(error)
-                )
-                return f"shard group {number} cannot be started: {why}"
+                return f"shard group {number} cannot be started: {tell_shortage(error)}"
             self.pids = list(group.pids)
             self.spawned.set()
             async with trio.open_nursery() as nursery:
