@@ -5,13 +5,15 @@ Sources: `transformers`' image processors of these families.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, product
 from math import ceil, floor, sqrt
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
 
 
 class TileGrid(NamedTuple):
@@ -28,6 +30,27 @@ class TileGrid(NamedTuple):
 MOST_TILES: Final = 256  # published models have up to 40
 ONE_TILE: Final = TileGrid(1, 1)  # of an image that is not cut
 _ENOUGH: Final = 0.9  # of an image's pixels
+
+
+def check_counts(settings: Mapping[str, Any]) -> None:
+    """Raise ModelLoadError for a setting, by its name, that is no positive whole number."""
+    for name, value in settings.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ModelLoadError(f"{name} must be a positive number, not {value!r}")
+
+
+def read_square(settings: Mapping[str, Any], default: int) -> int:
+    """Return the side of the square that `size` says; `default`: where it is absent.
+
+    Raises ModelLoadError for a size that is none.
+    """
+    size = settings.get("size") or {"height": default, "width": default}
+    shape = size if isinstance(size, Mapping) else {}
+    side: Any = shape.get("height")
+    check_counts({"size": side})
+    if shape.get("width") != side:
+        raise ModelLoadError(f"size must be of one height and width, not {size!r}")
+    return int(side)
 
 
 def check_tiles(most: int) -> None:

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.media.canvases import TileGrid, check_tiles, fit_internvl
+from tgi_trio.media.canvases import (
+    TileGrid,
+    check_counts,
+    check_tiles,
+    fit_internvl,
+    read_square,
+)
 
 _NO_TILES: Final = TileGrid(0, 0)
 
@@ -31,24 +37,17 @@ class DeepseekOcrCanvas:
 
         Raises ModelLoadError.
         """
-        size = settings.get("size") or {"height": 1024, "width": 1024}
-        shape = size if isinstance(size, Mapping) else {}
+        side = read_square(settings, 1024)
         found = {
-            "size": shape.get("height"),
             "tile_size": settings.get("tile_size", tile),
             "min_patches": settings.get("min_patches", 2),
             "max_patches": settings.get("max_patches", most),
         }
-        for name, value in found.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-                raise ModelLoadError(f"{name} must be a positive number, not {value!r}")
-        if shape.get("width") != shape.get("height"):
-            raise ModelLoadError(f"size must be of one height and width, not {size!r}")
+        check_counts(found)
         if not settings.get("crop_to_patches", True):
             raise ModelLoadError("crop_to_patches is false: served is an image with its tiles")
         check_tiles(found["max_patches"])
-        side, tile, least, most = found.values()
-        return cls(side, tile, least, most)
+        return cls(side, *found.values())
 
     def cut(self, height: int, width: int) -> TileGrid:
         """Return the grid of tiles of an image of this size; a small one has none."""

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.media.canvases import ONE_TILE, TileGrid, check_tiles, fit_nearest
+from tgi_trio.media.canvases import (
+    ONE_TILE,
+    TileGrid,
+    check_counts,
+    check_tiles,
+    fit_nearest,
+    read_square,
+)
 
 _LONGEST_SIDE: Final = 16  # tiles: there are marks for no more
 
@@ -30,18 +37,12 @@ class GraniteDoclingCanvas:
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> Self:
         """Return what the settings of an image processor say; raises ModelLoadError."""
-        size = settings.get("size") or {"height": 512, "width": 512}
-        shape = size if isinstance(size, Mapping) else {}
+        tile = read_square(settings, 512)
         found = {
-            "size": shape.get("height"),
             "min_patches": settings.get("min_patches", 1),
             "max_patches": settings.get("max_patches", 32),
         }
-        for name, value in found.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-                raise ModelLoadError(f"{name} must be a positive number, not {value!r}")
-        if shape.get("width") != shape.get("height"):
-            raise ModelLoadError(f"size must be of one height and width, not {size!r}")
+        check_counts(found)
         names = ("dense_max_scale", "dense_min_aspect", "dense_max_aspect")
         told = [settings.get(name, 0.0) for name in names]
         dense = settings.get("dense_max_patches", 0)
@@ -50,7 +51,7 @@ class GraniteDoclingCanvas:
                 raise ModelLoadError(f"{name} must be a number from 0, not {value!r}")
         if not isinstance(dense, int):
             raise ModelLoadError(f"dense_max_patches must be a whole number, not {dense!r}")
-        tile, least, most = found.values()
+        least, most = found.values()
         most = most if settings.get("crop_to_patches", True) else 1
         check_tiles(max(most, dense))
         return cls(tile, least, most, dense if most > 1 else 0, *map(float, told))

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Self
 
-from tgi_trio.errors import ModelLoadError
-from tgi_trio.media.canvases import TileGrid
+from tgi_trio.media.canvases import TileGrid, check_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,7 @@ class KimiCanvas:
             "max_patches": settings.get("max_patches", 16384),
             "max_height of size": shape.get("max_height"),
         }
-        for name, value in found.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-                raise ModelLoadError(f"{name} must be a positive number, not {value!r}")
+        check_counts(found)
         return cls(*found.values())
 
     def shrink(self, height: int, width: int) -> tuple[int, int]:

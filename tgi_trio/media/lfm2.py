@@ -12,7 +12,7 @@ from math import ceil, floor, sqrt
 from typing import Any, Self
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.media.canvases import ONE_TILE, TileGrid, check_tiles, fit_nearest
+from tgi_trio.media.canvases import ONE_TILE, TileGrid, check_counts, check_tiles, fit_nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,5 @@ def _read_count(settings: Mapping[str, Any], key: str, default: int) -> int:
     found = settings.get(key)
     if found is None:
         return default
-    if not isinstance(found, int) or isinstance(found, bool) or found <= 0:
-        raise ModelLoadError(f"{key} must be a positive number, not {found!r}")
-    return found
+    check_counts({key: found})
+    return int(found)

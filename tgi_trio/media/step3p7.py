@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from tgi_trio.errors import ModelLoadError
-from tgi_trio.media.canvases import TileGrid
+from tgi_trio.media.canvases import TileGrid, check_counts
 
 _NARROW: Final = 32  # pixels of the shorter side below which a long image is made a square
 _STEEP: Final = 4  # longer side over shorter, from which an image is long
@@ -51,9 +50,7 @@ class Step3p7Canvas:
             "vision_patch_size": settings.get("vision_patch_size", 14),
             "downsampler_stride": settings.get("downsampler_stride", 4),
         }
-        for name, value in found.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-                raise ModelLoadError(f"{name} must be a positive number, not {value!r}")
+        check_counts(found)
         side, window, longest, patch, steps = found.values()
         return cls(side, window, longest, patch * steps)
 
