@@ -89,7 +89,7 @@ RULES: dict[str, Rule] = {
         ours("media.frame_canvases media.omni_canvases media.patch_canvases media.video_canvas"),
         only=NOTHING,
     ),
-    "media.canvases": Rule(NOTHING, only=ours("numpy")),
+    "media.canvases": Rule(ours("errors"), only=ours("numpy")),
     "media.kimi_k25": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.deepseek_ocr": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.granite_docling": Rule(ours("errors media.canvases"), only=NOTHING),
@@ -103,10 +103,11 @@ RULES: dict[str, Rule] = {
     ),
     "router": Rule(
         ours(
-            "errors settings accepting descriptors file_watch library_panics name_lookups sockets "
-            "thread_limit threads whole_files model.config "
+            "errors settings accepting descriptors file_watch library_panics name_lookups "
+            "shortages sockets thread_limit threads whole_files model.config "
             "model.adapters.own_tokens "
-            "model.audio_families model.image_families model.image_rules model.published "
+            "model.audio_families model.hunyuan_vl model.image_families model.image_rules "
+            "model.published "
             "model.video_families "
             "logs ipc media.sound "
             "media.image_text media.packed_frames media.canvases media.video_canvas "
@@ -168,6 +169,7 @@ RULES: dict[str, Rule] = {
     "descriptors": Rule(ours("errors"), only=NOTHING),
     "stack_size": Rule(ours("errors"), only=NOTHING),
     "thread_limit": Rule(ours("errors"), only=NOTHING),
+    "shortages": Rule(ours("descriptors errors thread_limit"), only=NOTHING),
     "library_panics": Rule(ours("errors"), only=NOTHING),
     "sockets": Rule(ours("errors whole_files"), only=NOTHING),
     "whole_files": Rule(NOTHING, only=NOTHING),

@@ -505,7 +505,9 @@ FRAMES: tuple[FrameSpec, ...] = (
             ),
             Column("features", "<i8", "features", "tokens whose embeddings rank 0 hands around"),
             Column("deep", "<u4", "layers", "after which layers it hands others around"),
-            Column("rotary", "<i8", "rotary", "time, row, column of every token, in turn; or none"),
+            Column(
+                "rotary", "<i8", "rotary", "a part of all tokens' positions after another; or none"
+            ),
             Column("visible", "<i8", "limits", "last position that each token sees; or none"),
             Column("state_reads", "<i8", "states", "slot of each row's states before; or none"),
             Column("state_writes", "<i8", "states", "and of those behind its last token"),

@@ -10,14 +10,15 @@ from tgi_trio.model.config import ModelConfig
 
 HUNYUAN_VL: Final = "hunyuan_vl"
 _LEAST: Final = 3  # the column, the row and the number of an image
+MOST_PARTS: Final = 5  # published is 4, with the place
 
 
 def read_sections(config: ModelConfig) -> tuple[int, ...]:
     """Return how many pairs of a head's dimensions turn by each part of a position.
 
     (): config.json does not say it, which is enough for texts. The files that Tencent published
-    call it `xdrope_section`. Raises ModelLoadError for what is no list of three whole numbers or
-    more, and where both names are there and say different things.
+    call it `xdrope_section`. Raises ModelLoadError for what is no list of three to five whole
+    numbers, and where both names are there and say different things.
     """
     said = (config.get(name) for name in ("rope_parameters", "rope_scaling"))
     told: dict[str, Any] = {}
@@ -55,8 +56,8 @@ def _read_counts(name: str, value: object) -> tuple[int, ...]:
         and not isinstance(count, bool)
         and 0 <= count == count // 1
     ]
-    if len(whole) < max(len(given), _LEAST):
+    if len(whole) < len(given) or not _LEAST <= len(whole) <= MOST_PARTS:
         raise ModelLoadError(
-            f"{name} must be a list of {_LEAST} whole numbers or more, not {value!r}."
+            f"{name} must be a list of {_LEAST} to {MOST_PARTS} whole numbers, not {value!r}."
         )
     return tuple(whole)

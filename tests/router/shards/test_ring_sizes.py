@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES, Endpoints
-from tgi_trio.ipc.frame_codec import Frame
+from tgi_trio.ipc.frame_codec import Frame, frame_bytes
+from tgi_trio.ipc.frames import SPECS, FrameKind
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, decode_prefill, encode_prefill
 from tgi_trio.ipc.ring import RingReader, RingWriter
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
+from tgi_trio.model.hunyuan_vl import MOST_PARTS
 from tgi_trio.router.shards.ring_sizes import (
     most_plan_bytes,
     plan_ring_bytes,
@@ -61,6 +63,16 @@ def test_rings_of_plans_are_bounded(tokens: int, rows: int) -> None:
     size = plan_ring_bytes(asked)
     assert DEFAULT_RING_BYTES <= size <= 1 << 24
     assert size == 1 << 24 or size >= 4 * most_plan_bytes(asked)
+
+
+def test_a_plan_whose_tokens_turn_by_the_most_parts_is_within_the_bound() -> None:
+    asked = request(4096)
+    tokens, entries = asked.max_prefill_tokens, 8 * 4096 // BLOCK_SIZE
+    rotary = np.zeros((MOST_PARTS, tokens), np.int64)
+    counts = dict.fromkeys(SPECS[FrameKind.PLAN].counts, 0)
+    counts |= {"rows": 8, "tokens": tokens, "entries": entries, "rotary": rotary.size}
+    counts |= dict.fromkeys(("unknown", "features", "limits"), tokens)
+    assert frame_bytes(FrameKind.PLAN, **counts) <= most_plan_bytes(asked)
 
 
 def test_usual_plans_go_in_one_piece() -> None:

@@ -108,7 +108,7 @@ class KvMemory:
 
     def digest(self, sequence: Sequence, most: int) -> bool:
         """Compute up to `most` digests that `match` needs; returns whether all are there."""
-        if self.tier is None or not self._caching or sequence.wants_prompt_logprobs:
+        if self.tier is None or sequence.wants_prompt_logprobs:
             return True
         key = sequence.key = sequence.key or sequence.token_bytes()
         digests = self._digest(sequence, key, len(sequence.digests) + most)

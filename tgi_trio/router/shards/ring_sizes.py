@@ -12,6 +12,7 @@ from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
 from tgi_trio.ipc.frame_codec import frame_bytes
 from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
+from tgi_trio.model.hunyuan_vl import MOST_PARTS
 
 _PLANS_IN_A_RING: Final = 4  # a follower is at most one step behind; the rest is for wrapping
 _MOST_RING_BYTES: Final = 1 << 24  # of plans: 64 rows of 262,144 tokens in one piece
@@ -22,8 +23,9 @@ def most_plan_bytes(request: WarmupRequest) -> int:
     """Return a bound of the bytes of a step's plan."""
     rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
     entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
-    images = {"features": tokens, "layers": _DEEP_LAYERS, "rotary": 3 * tokens, "limits": tokens}
-    images["images"] = rows * request.max_images  # that layers attend to
+    images = {"features": tokens, "layers": _DEEP_LAYERS, "limits": tokens}
+    images |= {"rotary": MOST_PARTS * tokens}
+    images |= {"images": rows * request.max_images}  # that layers attend to
     return frame_bytes(
         FrameKind.PLAN,
         rows=rows,
