@@ -64,6 +64,26 @@ async def test_a_killed_shard_is_noticed(
 
 
 @pytest.mark.trio
+async def test_a_killed_shard_is_noticed_where_no_thread_can_be_started(
+    make_endpoints: MakeEndpoints, spawn_child: SpawnChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    endpoints = make_endpoints()
+    child = spawn_child("hold", endpoints, 1)
+    until_ready(child)
+    assert endpoints.page.alive_held
+    with trio.fail_after(120), monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_for_death, child.pidfd, endpoints.page)
+            await trio.testing.wait_all_tasks_blocked()
+            child.kill()
+        assert await child.reap() == -signal.SIGKILL
+
+
+@pytest.mark.trio
 async def test_death_is_noticed_however_late_one_starts_to_look(
     make_endpoints: MakeEndpoints, spawn_child: SpawnChild
 ) -> None:

@@ -335,6 +335,23 @@ async def test_what_is_no_image_is_told_what_is_wrong_and_the_process_goes_on(
 
 
 @pytest.mark.trio
+async def test_what_libraries_warn_of_in_a_file_is_not_written_to_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Pillow warns of notes that are cut off, once it has opened the file all the same."""
+    notes = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06"
+    segment = b"\xff\xe1" + (2 + len(notes)).to_bytes(2, "big") + notes
+    image = encode(noise(20, 30), "JPEG")
+    cut_off = image[:2] + segment + image[2:]
+    with pytest.warns(UserWarning, match="Corrupt EXIF data"):
+        Image.open(io.BytesIO(cut_off)).close()
+    async with decoder() as one:
+        size, _ = await pixels(one, cut_off)
+        assert size == (20, 30)
+    assert not caplog.messages
+
+
+@pytest.mark.trio
 async def test_a_video_of_more_pictures_than_are_seen_is_refused_before_they_are_read() -> None:
     """What names a video has no child that its pictures, of three bytes each, could end."""
     given = {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 32_000}}

@@ -84,6 +84,20 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
+def test_nothing_is_shown_where_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(*args: object, **options: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    checkpoint(tmp_path)
+    monkeypatch.setattr(trio.to_thread, "run_sync", refuse)
+    output = Terminal()
+    trio.run(loading_progress.show_loading, lambda: [1, 2], tmp_path, output)
+    assert not caplog.messages and "M/" not in output.getvalue()
+
+
+@pytest.mark.usefixtures("hasty")
 def test_lines_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint(tmp_path)
     output = io.StringIO()
