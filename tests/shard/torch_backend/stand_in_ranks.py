@@ -152,18 +152,12 @@ def two_ranks(
     told = ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, **settings)
     store, steps, turns = HashStore(), list[Counts](), Turns()
     groups: list[StandInGroup] = []
+    load_rank = partial(load_torch_runner, told, read_config(folder), graph_sizes=graphs)
 
     def load(own: StandInDevice) -> Runner:
         ranks = meet(1, own, told, store, turns, groups)
         with turns.take():  # stages tell one another what they keep
-            runner: Any = load_torch_runner(
-                told,
-                read_config(told.model_path),
-                device="cuda:1",
-                ranks=ranks,
-                sampler=follower.NoSampler(),
-                graph_sizes=graphs,
-            )
+            runner: Any = load_rank(device="cuda:1", ranks=ranks, sampler=follower.NoSampler())
         return Counting(runner, turns, own, steps)
 
     def follow(end: ShardEnd) -> None:
@@ -178,15 +172,7 @@ def two_ranks(
         followers.greet()
         ranks = meet(0, device, told, store, turns, groups)
         with turns.take():
-            own: Any = load_torch_runner(
-                told,
-                read_config(told.model_path),
-                device="cuda:0",
-                ranks=ranks,
-                sampler=sampler,
-                grammars=grammars,
-                graph_sizes=graphs,
-            )
+            own: Any = load_rank(device="cuda:0", ranks=ranks, sampler=sampler, grammars=grammars)
         runner = GroupRunner(InTurn(own, turns), followers)
         with device.idle():
             runner.warm_up(request)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.router.scheduling import kept_prefixes
-from tgi_trio.router.scheduling.block_digests import begin_digests, extend_digests
 from tgi_trio.router.scheduling.blocks import BlockAllocator
 from tgi_trio.router.scheduling.copies_ahead import CopiesAhead
 from tgi_trio.router.scheduling.host_tier import HostTier
@@ -48,6 +47,7 @@ class KvMemory:
         slots = host_slots if self.tier is not None else 0
         self.states = StateMemory(state_slots, block_size, slots) if state_slots else None
         self.block_size = block_size
+        self._block_bytes = block_size * TOKEN_BYTES
         self._caching = caching
         self._allocator = BlockAllocator(blocks)
         self._cache = PrefixCache(block_size, None if self.tier is None else self.tier.copy_out)
@@ -93,7 +93,8 @@ class KvMemory:
         most = (sequence.length - 1) // self.block_size  # at least one token is computed
         match = self._cache.match(sequence.namespace, key, most)
         if self.tier is not None:
-            match = self._find_copies(match, self._digest(sequence, key)[:most], self.tier)
+            digests = sequence.digest_blocks(self._block_bytes)
+            match = self._find_copies(match, digests[:most], self.tier)
         if self.states is not None and not match.hosted and self.states.is_coming(match.blocks):
             return match._replace(claimed=True)
         return match
@@ -111,14 +112,8 @@ class KvMemory:
         if self.tier is None or sequence.wants_prompt_logprobs:
             return True
         key = sequence.key = sequence.key or sequence.token_bytes()
-        digests = self._digest(sequence, key, len(sequence.digests) + most)
-        return len(digests) == len(key) // self._block_bytes
-
-    def _digest(self, sequence: Sequence, key: bytes, most: int | None = None) -> list[bytes]:
-        """Return the digests of a sequence's full blocks, while its prompt is being computed."""
-        before = begin_digests(sequence.namespace)
-        extend_digests(sequence.digests, before, key, self._block_bytes, most)
-        return sequence.digests
+        found = sequence.digest_blocks(self._block_bytes, len(sequence.digests) + most)
+        return len(found) == len(key) // self._block_bytes
 
     def count_cached(self, match: Match | None) -> int:
         """Return how many tokens need not be computed thanks to `match`."""
@@ -224,8 +219,8 @@ class KvMemory:
         """Put the computed full blocks of a prompt, and its snapshots, into the prefix cache."""
         self._publish_blocks(sequence)
         if self.states is not None and sequence.states is not None:
-            shared, key = sequence.blocks[: sequence.shared], sequence.key
-            digests = self._digest(sequence, key) if self.states.tier and key is not None else ()
+            shared, named = sequence.blocks[: sequence.shared], self.states.tier and sequence.key
+            digests = sequence.digest_blocks(self._block_bytes) if named else ()
             self.states.publish(sequence.states, sequence.computed, shared, digests)
 
     def _publish_blocks(self, sequence: Sequence) -> None:
@@ -347,10 +342,6 @@ class KvMemory:
         if self._ahead is not None:
             self._ahead.clear()
         self._unloaded.clear()
-
-    @property
-    def _block_bytes(self) -> int:
-        return self.block_size * TOKEN_BYTES
 
     def _claim(self, sequence: Sequence) -> None:
         """Announce the block that `sequence` computes next, so that others wait and share it."""

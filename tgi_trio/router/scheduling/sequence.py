@@ -11,6 +11,7 @@ import numpy as np
 from tgi_trio.ipc.images import ArenaPlace, SequenceImage
 from tgi_trio.ipc.messages import IntArray, PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.router.request import Request
+from tgi_trio.router.scheduling.block_digests import begin_digests, extend_digests
 from tgi_trio.router.scheduling.lifecycle import SequenceEvent, SequenceState, next_state
 from tgi_trio.router.scheduling.prefix_nodes import Namespace, Node
 from tgi_trio.router.scheduling.state_memory import StateHold
@@ -155,6 +156,15 @@ class Sequence:
                     ids[place : place + count] = -1 - number
         prompt = ids[first:].tobytes()
         return prompt + array("i", self.emitted).tobytes() if self.emitted else prompt
+
+    def digest_blocks(self, block_bytes: int, most: int | None = None) -> list[bytes]:
+        """Return the digests of the full blocks of `key`, of the first `most` if no more are known.
+
+        `block_bytes`: of a block's tokens.
+        """
+        key, before = self.key or b"", begin_digests(self.namespace)
+        extend_digests(self.digests, before, key, block_bytes, most)
+        return self.digests
 
     def prefill_row(self) -> PrefillRow:
         """Return the row from which the shard computes this sequence, from `computed` on."""
