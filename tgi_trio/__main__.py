@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tgi_trio.early_interrupt import end_silently
+from tgi_trio.process.early_interrupt import end_silently
 
 if __name__ == "__main__":
     end_silently()  # what follows takes a tenth of a second
@@ -29,7 +29,7 @@ from tgi_trio.cli.stopping import (
 )
 from tgi_trio.cli.streams import forget_reader, open_standard_streams
 from tgi_trio.errors import TgiTrioError, tell_reason
-from tgi_trio.held_signals import hold_signals
+from tgi_trio.process.held_signals import hold_signals
 from tgi_trio.settings.records import Options
 
 if TYPE_CHECKING:
@@ -131,12 +131,12 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None, stop_timeout: 
     """
     # Imported here: `--help` and mistakes in flags answer at once.
     with hold_signals():
-        from tgi_trio.address_space import check_address_space
-        from tgi_trio.descriptors import check_limit
         from tgi_trio.ipc.litmus import partner_ahead
         from tgi_trio.ipc.waiting import waiting_shards
-        from tgi_trio.stack_size import check_stack
-        from tgi_trio.thread_limit import check_threads
+        from tgi_trio.process.address_space import check_address_space
+        from tgi_trio.process.descriptors import check_limit
+        from tgi_trio.process.stack_size import check_stack
+        from tgi_trio.process.thread_limit import check_threads
 
     options = invocation.options
     check_limit(_ranks_here(options))
@@ -178,15 +178,15 @@ def _serve(
         import logging
 
         from tgi_trio.cli.files import check_files
-        from tgi_trio.descriptors import raise_limit
         from tgi_trio.hub.resolve import resolve_adapter, resolve_served
         from tgi_trio.launcher import Launcher, bind
         from tgi_trio.model.config import read_config
         from tgi_trio.model.facts import find_model_facts
+        from tgi_trio.process.descriptors import raise_limit
+        from tgi_trio.process.signals import run_to_its_end
         from tgi_trio.router.shards.prefix_store import PrefixStore
         from tgi_trio.settings.records import BASE
         from tgi_trio.settings.resolve import resolve
-        from tgi_trio.signals import run_to_its_end
         from tgi_trio.start.checks import check_start
         from tgi_trio.start.drafter import find_drafter, limit_speculation
         from tgi_trio.start.timeline import Timeline

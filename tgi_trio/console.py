@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tgi_trio.early_interrupt import end_silently
+from tgi_trio.process.early_interrupt import end_silently
 
 
 def run() -> int:

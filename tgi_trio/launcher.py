@@ -25,6 +25,8 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.serving import describe_serving
+from tgi_trio.process.signals import received_signals
+from tgi_trio.process.sockets import bind_sockets, check_certificate
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.media.media_model import name_served
 from tgi_trio.router.media.served_images import decide_images
@@ -44,8 +46,6 @@ from tgi_trio.settings.idle import find_idle_limits
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
-from tgi_trio.signals import received_signals
-from tgi_trio.sockets import bind_sockets, check_certificate
 from tgi_trio.start.rank_settings import find_rank_settings
 from tgi_trio.start.tables import print_addresses, print_start
 from tgi_trio.start.timeline import Timeline

@@ -35,6 +35,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import find_model_facts
+from tgi_trio.process.sockets import bind_sockets
 from tgi_trio.router.assembly import Assembly, make_text_processors
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.scheduling import SchedulingLimits
@@ -46,7 +47,6 @@ from tgi_trio.router.text.text_processor import TextProcessor
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve, with_kv
-from tgi_trio.sockets import bind_sockets
 
 TOKENS_PER_STREAM = 40_000  # KV room: no stream ends during the measurement
 SECONDS_TO_SETTLE = 1.0  # at most: a measurement is never the shorter part

@@ -24,11 +24,11 @@ from tgi_trio.cli.parser import UsageError, parse
 from tgi_trio.client.batch_files import keep_answers, read_ids
 from tgi_trio.cluster.replicas_file import read_replicas
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.process.sockets import check_certificate
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.records import Options
 from tgi_trio.shard.quantising.calibration import read_text
-from tgi_trio.sockets import check_certificate
 
 
 @pytest.mark.parametrize("key", ["long,secret", "a, b", " a", ",", "a b", "ä;ö"])

@@ -31,8 +31,8 @@ RULES: dict[str, Rule] = {
     "log_levels": Rule(NOTHING, only=NOTHING),
     "logs": Rule(ours("log_levels"), only=ours("orjson")),
     "devices": Rule(ours("errors"), only=NOTHING),
-    "early_interrupt": Rule(NOTHING, only=NOTHING),
-    "held_signals": Rule(NOTHING, only=NOTHING),
+    "process.early_interrupt": Rule(NOTHING, only=NOTHING),
+    "process.held_signals": Rule(NOTHING, only=NOTHING),
     "model": Rule(ours("errors whole_files"), only=NOTHING),
     "model.gguf.folder": Rule(ours("errors model"), only=ours("orjson")),  # megabytes of JSON
     "model.adapters.trained_whole": Rule(ours("errors model"), only=ours("numpy")),  # likewise
@@ -98,22 +98,20 @@ RULES: dict[str, Rule] = {
     "media.phi4": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.step3p7": Rule(ours("errors media.canvases"), only=NOTHING),
     "grammars": Rule(
-        ours("errors library_panics sandbox whole_files"),
+        ours("errors process.library_panics sandbox whole_files"),
         only=ours("llguidance msgspec numpy tokenizers"),
     ),
     "router": Rule(
         ours(
-            "errors settings accepting descriptors file_watch library_panics name_lookups "
-            "shortages sockets thread_limit threads whole_files model.config "
-            "model.adapters.own_tokens "
-            "model.audio_families model.hunyuan_vl model.image_families model.image_rules "
-            "model.published "
-            "model.video_families "
-            "logs ipc media.sound "
-            "media.image_text media.packed_frames media.canvases media.video_canvas "
-            "media.frame_canvases media.omni_canvases media.patch_canvases media.video_canvases "
-            "media.deepseek_ocr media.granite_docling media.kimi_k25 media.lfm2 media.minimax_m3 "
-            "media.phi4 media.step3p7"
+            "errors settings process.accepting process.descriptors file_watch "
+            "process.library_panics process.name_lookups process.shortages process.sockets "
+            "process.thread_limit process.threads whole_files model.config "
+            "model.adapters.own_tokens model.audio_families model.hunyuan_vl "
+            "model.image_families model.image_rules model.published model.video_families logs "
+            "ipc media.sound media.image_text media.packed_frames media.canvases "
+            "media.video_canvas media.frame_canvases media.omni_canvases media.patch_canvases "
+            "media.video_canvases media.deepseek_ocr media.granite_docling media.kimi_k25 "
+            "media.lfm2 media.minimax_m3 media.phi4 media.step3p7"
         ),
         banned=MODEL,
     ),
@@ -138,7 +136,7 @@ RULES: dict[str, Rule] = {
         only=ours("numpy"),
     ),
     "router.http.wire": Rule(
-        ours("errors accepting file_watch sockets whole_files"), only=ours("trio")
+        ours("errors process.accepting file_watch process.sockets whole_files"), only=ours("trio")
     ),
     "router.http.wire.http1": Rule(
         ours("router.http.wire.headers router.http.wire.states"), only=ours("httptools")
@@ -150,7 +148,8 @@ RULES: dict[str, Rule] = {
     ),
     "shard": Rule(
         ours(
-            "address_space errors settings model devices grammars logs ipc thread_limit whole_files"
+            "process.address_space errors settings model devices grammars logs ipc "
+            "process.thread_limit whole_files"
         ),
         banned=SHARD_ALONE,
     ),
@@ -162,23 +161,26 @@ RULES: dict[str, Rule] = {
         ),
         banned=SHARD_ALONE,
     ),
-    "signals": Rule(ours("name_lookups"), only=ours("trio")),
+    "process.signals": Rule(ours("process.name_lookups"), only=ours("trio")),
     "file_watch": Rule(NOTHING, only=ours("trio")),
-    "accepting": Rule(NOTHING, only=ours("trio")),
-    "address_space": Rule(ours("errors"), only=NOTHING),
-    "descriptors": Rule(ours("errors"), only=NOTHING),
-    "stack_size": Rule(ours("errors"), only=NOTHING),
-    "thread_limit": Rule(ours("errors"), only=NOTHING),
-    "shortages": Rule(ours("descriptors errors thread_limit"), only=NOTHING),
-    "library_panics": Rule(ours("errors"), only=NOTHING),
-    "sockets": Rule(ours("errors whole_files"), only=NOTHING),
+    "process": Rule(NOTHING, only=NOTHING),
+    "process.accepting": Rule(NOTHING, only=ours("trio")),
+    "process.address_space": Rule(ours("errors"), only=NOTHING),
+    "process.descriptors": Rule(ours("errors"), only=NOTHING),
+    "process.stack_size": Rule(ours("errors"), only=NOTHING),
+    "process.thread_limit": Rule(ours("errors"), only=NOTHING),
+    "process.shortages": Rule(
+        ours("process.descriptors errors process.thread_limit"), only=NOTHING
+    ),
+    "process.library_panics": Rule(ours("errors"), only=NOTHING),
+    "process.sockets": Rule(ours("errors whole_files"), only=NOTHING),
     "whole_files": Rule(NOTHING, only=NOTHING),
-    "threads": Rule(ours("errors thread_limit"), only=ours("outcome trio")),
-    "name_lookups": Rule(ours("threads"), only=ours("trio")),
+    "process.threads": Rule(ours("errors process.thread_limit"), only=ours("outcome trio")),
+    "process.name_lookups": Rule(ours("process.threads"), only=ours("trio")),
     "launcher": Rule(
         ours(
-            "errors settings model logs hub demo ipc router signals sockets start.rank_settings "
-            "start.tables start.timeline"
+            "errors settings model logs hub demo ipc router process.signals process.sockets "
+            "start.rank_settings start.tables start.timeline"
         ),
         banned=MODEL,
     ),
@@ -192,10 +194,9 @@ RULES: dict[str, Rule] = {
     "start.timeline": Rule(NOTHING, only=NOTHING),
     "cluster": Rule(
         ours(
-            "errors logs signals descriptors file_watch name_lookups sockets threads whole_files "
-            "settings.keys "
-            "router.http.sse router.http.wire router.http.dispatch router.http.api_keys "
-            "router.http.key_watch "
+            "errors logs process.signals process.descriptors file_watch process.name_lookups "
+            "process.sockets process.threads whole_files settings.keys router.http.sse "
+            "router.http.wire router.http.dispatch router.http.api_keys router.http.key_watch "
             "router.http.messages router.telemetry.connections router.telemetry.metrics "
             "router.telemetry.metric_table"
         ),
@@ -222,12 +223,14 @@ RULES: dict[str, Rule] = {
     "cluster.replica_host": Rule(ours("cluster.divided cluster.scaling"), only=NOTHING),
     "cluster.kept_server": Rule(ours("ipc.parent"), only=NOTHING),
     "cluster.gossip": Rule(ours("cluster.prefix_chain"), only=NOTHING),
-    "client": Rule(ours("errors name_lookups whole_files"), only=ours("trio h11 orjson numpy")),
+    "client": Rule(
+        ours("errors process.name_lookups whole_files"), only=ours("trio h11 orjson numpy")
+    ),
     "cli": Rule(
         ours(
-            "errors settings devices log_levels logs hub "
-            "conversion demo descriptors ipc router launcher client cluster signals sockets "
-            "stack_size whole_files"
+            "errors settings devices log_levels logs hub conversion demo process.descriptors "
+            "ipc router launcher client cluster process.signals process.sockets "
+            "process.stack_size whole_files"
         ),
         banned=MODEL,
     ),
@@ -316,13 +319,14 @@ RULES: dict[str, Rule] = {
         banned=SERVER,
     ),
     "demo": Rule(ours("errors"), banned=SERVER),
-    "console": Rule(ours("__main__ early_interrupt")),
+    "console": Rule(ours("__main__ process.early_interrupt")),
     "__main__": Rule(
         ours(
-            "address_space cli demo descriptors early_interrupt errors held_signals hub log_levels "
-            "logs launcher model.config model.facts "
-            "router.shards.prefix_store settings signals start.checks start.drafter "
-            "start.timeline devices ipc.litmus ipc.waiting stack_size thread_limit"
+            "process.address_space cli demo process.descriptors process.early_interrupt errors "
+            "process.held_signals hub log_levels logs launcher model.config model.facts "
+            "router.shards.prefix_store settings process.signals start.checks start.drafter "
+            "start.timeline devices ipc.litmus ipc.waiting process.stack_size "
+            "process.thread_limit"
         ),
         banned=MODEL,
     ),

@@ -37,7 +37,7 @@ MODULES = (
     "tgi_trio.model.facts",
     "tgi_trio.router.assembly",
     "tgi_trio.settings.resolve",
-    "tgi_trio.signals",
+    "tgi_trio.process.signals",
     "tgi_trio.start.checks",
 )
 # What huggingface_hub imports; it is imported by whoever uses it, as it reads variables then.

@@ -14,7 +14,7 @@ import pytest
 
 from tests.system.client import TIMEOUT, generate, get
 from tests.system.server import serving
-from tgi_trio.descriptors import min_descriptors
+from tgi_trio.process.descriptors import min_descriptors
 
 pytestmark = pytest.mark.system
 

@@ -12,7 +12,7 @@ from tgi_trio.cluster.divided import Divided, find_problems
 from tgi_trio.cluster.scaling import Scaling
 from tgi_trio.cluster.supervised_front import SupervisedFront, front_words, start_front
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.sockets import bind_sockets
+from tgi_trio.process.sockets import bind_sockets
 
 
 def run_cluster(options: ClusterOptions) -> int:

@@ -8,8 +8,8 @@ import trio
 
 from tgi_trio.cli.options import HostOptions, RankOptions
 from tgi_trio.errors import TgiTrioError, find_first_leaf
+from tgi_trio.process.signals import received_signals, run_to_its_end
 from tgi_trio.router.shards.rank_incarnation import OwnModel
-from tgi_trio.signals import received_signals, run_to_its_end
 
 
 def find_own_model(options: RankOptions | HostOptions) -> OwnModel:

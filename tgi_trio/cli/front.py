@@ -10,12 +10,12 @@ from tgi_trio.cli.options import FrontOptions
 from tgi_trio.cluster.front import FrontSettings
 from tgi_trio.cluster.peers import bind_feed, split_peer
 from tgi_trio.cluster.program import FrontProgram, ProgramSettings
-from tgi_trio.descriptors import check_limit, raise_limit
+from tgi_trio.process.descriptors import check_limit, raise_limit
+from tgi_trio.process.signals import run_to_its_end
+from tgi_trio.process.sockets import bind_sockets, check_certificate
+from tgi_trio.process.stack_size import check_stack
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import Keys
-from tgi_trio.signals import run_to_its_end
-from tgi_trio.sockets import bind_sockets, check_certificate
-from tgi_trio.stack_size import check_stack
 
 log = logging.getLogger(__name__)
 

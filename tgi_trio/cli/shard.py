@@ -9,9 +9,9 @@ from tgi_trio.cli.computing import find_own_model, run_until_signalled
 from tgi_trio.cli.files import check_cluster_secret
 from tgi_trio.cli.options import HostOptions
 from tgi_trio.logs import say, say_record
+from tgi_trio.process.sockets import address_text, bind_sockets
 from tgi_trio.router.shards.shard_host import ShardHost
 from tgi_trio.settings.cluster_secret import read_cluster_secret
-from tgi_trio.sockets import address_text, bind_sockets
 
 
 def run_shard(options: HostOptions) -> int:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from tgi_trio.name_lookups import connect_by_name
+from tgi_trio.process.name_lookups import connect_by_name
 
 _PORTS = {"http": 80, "https": 443}
 _PATH = re.compile(r"[!-~]*")  # as it is sent: other letters are written as %C3%A9 is

@@ -21,15 +21,15 @@ from tgi_trio.cluster.front_metrics import FRONT_METRICS
 from tgi_trio.cluster.peers import follow_peers
 from tgi_trio.cluster.replicas_file import read_replicas, watch_replicas
 from tgi_trio.cluster.routing import HEADS, Routing
-from tgi_trio.descriptors import max_connections
 from tgi_trio.logs import say, say_record
+from tgi_trio.process.descriptors import max_connections
+from tgi_trio.process.signals import received_signals
+from tgi_trio.process.sockets import start_listening
 from tgi_trio.router.http.key_watch import watch_keys
 from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.telemetry.connections import counted_acceptor
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.settings.keys import Keys
-from tgi_trio.signals import received_signals
-from tgi_trio.sockets import start_listening
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import trio
 from tgi_trio.cluster.gossip import LONGEST_NAME
 from tgi_trio.cluster.pump import current_pump
 from tgi_trio.errors import tell_reason
-from tgi_trio.name_lookups import connect_by_name
+from tgi_trio.process.name_lookups import connect_by_name
 from tgi_trio.router.http.wire.headers import Header, header_block
 from tgi_trio.router.http.wire.transport import inner_socket, wait_readable
 

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tgi_trio.errors import LibraryPanic, ModelLoadError, tell_reason
 from tgi_trio.grammars.byte_level import byte_level_tokenizer
-from tgi_trio.library_panics import raising_panics
+from tgi_trio.process.library_panics import raising_panics
 from tgi_trio.whole_files import read_file
 
 # Limits on one mask, about 15 ms at llguidance's speed; beyond them only the sequence fails.

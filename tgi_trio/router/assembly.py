@@ -11,11 +11,12 @@ from functools import partial
 
 import trio
 
-from tgi_trio.descriptors import max_connections
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.image_rules import image_rules
+from tgi_trio.process.descriptors import max_connections
+from tgi_trio.process.sockets import start_listening
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
@@ -52,7 +53,6 @@ from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import Keys
 from tgi_trio.settings.records import OWN, Settings
 from tgi_trio.settings.shown import public_json
-from tgi_trio.sockets import start_listening
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import trio
 
 from tgi_trio.errors import GrammarError, TgiTrioError, Unavailable, ValidationError
+from tgi_trio.process.threads import run_in_thread
 from tgi_trio.router.sandbox_pool import (
     Sandbox,
     SandboxCannotStart,
@@ -31,7 +32,6 @@ from tgi_trio.router.sandbox_pool import (
     Turn,
 )
 from tgi_trio.router.text.grammars import check_size
-from tgi_trio.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Any
 import trio
 
 from tgi_trio.errors import Overloaded, TgiTrioError
-from tgi_trio.shortages import tell_shortage
+from tgi_trio.process.shortages import tell_shortage
 
 log = logging.getLogger(__name__)
 

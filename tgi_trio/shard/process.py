@@ -9,12 +9,12 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from tgi_trio import thread_limit
-from tgi_trio.address_space import describe_failure
 from tgi_trio.errors import PeerGone, TgiTrioError
 from tgi_trio.ipc.death import start_shard_end
 from tgi_trio.ipc.endpoints import ChannelSpec
 from tgi_trio.ipc.tcp import TcpShardEnd, TcpSpec
+from tgi_trio.process import thread_limit
+from tgi_trio.process.address_space import describe_failure
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.loop import worker
 from tgi_trio.shard.loop.image_queue import ImageSource

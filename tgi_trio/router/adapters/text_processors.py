@@ -16,6 +16,7 @@ from pathlib import Path
 import trio
 
 from tgi_trio.errors import ModelLoadError, TgiTrioError, Unavailable, ValidationError
+from tgi_trio.process.threads import run_in_thread
 from tgi_trio.router.adapters.registry import AGAIN_S, AdapterRegistry
 from tgi_trio.router.adapters.served_adapter import ServedAdapter
 from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
@@ -24,7 +25,6 @@ from tgi_trio.router.text.text_processor import (
     TextProcessor,
     make_text_processor,
 )
-from tgi_trio.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 

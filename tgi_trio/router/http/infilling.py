@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from tgi_trio.errors import ValidationError, name_param
+from tgi_trio.process.threads import run_in_thread
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.gap_fitting import Count
 from tgi_trio.router.http.messages.problems import Refused
@@ -15,7 +16,6 @@ from tgi_trio.router.http.messages.schema import ExtraFile
 from tgi_trio.router.text.infill import Gap, InfillFormat, OtherFile, find_infill
 from tgi_trio.router.text.plain_reading import PlainReader, has_any, special_names
 from tgi_trio.router.validation import GenerationParameters
-from tgi_trio.threads import run_in_thread
 
 UNNAMED: Final = "tmp"  # a file without a name, as llama.cpp calls it
 

@@ -23,7 +23,7 @@ import trio
 from msgspec import Struct
 from outcome import Outcome
 
-from tgi_trio.threads import run_in_thread
+from tgi_trio.process.threads import run_in_thread
 
 Result = TypeVar("Result")
 

@@ -16,7 +16,7 @@ import trio
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.media.image_text import size_error
-from tgi_trio.name_lookups import NameThreads
+from tgi_trio.process.name_lookups import NameThreads
 from tgi_trio.router.media.policy import FetchPolicy, IPAddress, Target, parse_resolved
 
 _CHUNK: Final = 65536

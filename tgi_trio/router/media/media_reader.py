@@ -20,6 +20,7 @@ from tgi_trio.errors import (
     naming_param,
 )
 from tgi_trio.media.image_text import start_key
+from tgi_trio.process.threads import run_in_thread
 from tgi_trio.router.media.byte_budget import ByteBudget, HeldBytes
 from tgi_trio.router.media.data_urls import (
     decode_data_url,
@@ -40,7 +41,6 @@ from tgi_trio.router.media.links import MediaLink
 from tgi_trio.router.media.pixel_options import PixelOptions
 from tgi_trio.router.media.pixel_store import PixelStore
 from tgi_trio.router.media.spool import Compressed, EncodedImage, Spool
-from tgi_trio.threads import run_in_thread
 
 _INLINE: Final = 1 << 14  # bytes for which hashing is as fast as the way to a thread
 _FETCHES: Final = 16  # most images that are fetched at a time, for all requests

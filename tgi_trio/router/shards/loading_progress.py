@@ -19,7 +19,7 @@ from typing import Final, TextIO
 import trio
 
 from tgi_trio.errors import Unavailable
-from tgi_trio.threads import run_in_thread
+from tgi_trio.process.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 

@@ -24,12 +24,12 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.tcp import TcpSpec
 from tgi_trio.ipc.tcp_router_end import TcpRouterEnd
 from tgi_trio.ipc.waiting import WaitingShards
+from tgi_trio.process.sockets import address_text
 from tgi_trio.router.shards.group import Group, Rank, StartGroup
 from tgi_trio.router.shards.rank_connection import RankConnection, RankSource
 from tgi_trio.router.shards.remote_rank import RemoteRank
 from tgi_trio.router.shards.ring_sizes import plan_ring_bytes
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
-from tgi_trio.sockets import address_text
 
 _LAST_GASP = 0.2  # seconds for a crashing rank to exit: its exit code says more than SIGKILL's
 

@@ -10,11 +10,11 @@ from typing import Final
 
 import trio
 
-from tgi_trio.accepting import Acceptor
 from tgi_trio.errors import PeerError
 from tgi_trio.ipc.peering import Side
+from tgi_trio.process.accepting import Acceptor
+from tgi_trio.process.sockets import start_listening
 from tgi_trio.router.shards.rank_link import GREETING_S, Message, RankLink, greet
-from tgi_trio.sockets import start_listening
 
 log = logging.getLogger(__name__)
 

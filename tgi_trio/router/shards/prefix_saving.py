@@ -14,8 +14,8 @@ import trio
 
 from tgi_trio.ipc.prefixes import KeepOrder, explain_failure
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
+from tgi_trio.process.thread_limit import describe_failure
 from tgi_trio.router.shards.prefix_store import PrefixStore
-from tgi_trio.thread_limit import describe_failure
 
 if TYPE_CHECKING:  # they come in while the first shards load
     from tgi_trio.router.engine.shard_link import ShardLink

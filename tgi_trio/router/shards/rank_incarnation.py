@@ -18,10 +18,10 @@ from tgi_trio.errors import PeerError, PeerGone, SegmentError, tell_reason
 from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.tcp import TcpSpec
+from tgi_trio.process.shortages import tell_shortage
 from tgi_trio.router.shards.rank_link import BEAT_S, Beat, RankLink, Start, config_digest
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
-from tgi_trio.shortages import tell_shortage
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from tgi_trio.errors import PeerGone, ProtocolMismatch, tell_reason
 from tgi_trio.ipc import peering
 from tgi_trio.ipc.peering import Side
 from tgi_trio.ipc.tcp import prepare_connection
-from tgi_trio.name_lookups import connect_by_name
+from tgi_trio.process.name_lookups import connect_by_name
 from tgi_trio.whole_files import read_file
 
 GREETING_S: Final = 10.0  # timeout of authentication

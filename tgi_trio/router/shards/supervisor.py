@@ -28,6 +28,7 @@ from tgi_trio.ipc.frame_codec import encode
 from tgi_trio.ipc.frames import FrameKind
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.ipc.watch import StallDetector
+from tgi_trio.process.shortages import tell_shortage
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.group import Group, StartGroup
@@ -41,7 +42,6 @@ from tgi_trio.router.shards.prefix_keeping import (
 from tgi_trio.router.shards.prefix_saving import PrefixSaver
 from tgi_trio.router.shards.prefix_store import PrefixStore, Restoring
 from tgi_trio.router.telemetry.metrics import Metrics
-from tgi_trio.shortages import tell_shortage
 
 if TYPE_CHECKING:  # the engine comes in while the first shards load
     from tgi_trio.router.engine.engine import Engine

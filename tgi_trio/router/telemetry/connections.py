@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tgi_trio.accepting import Acceptor
+from tgi_trio.process.accepting import Acceptor
 from tgi_trio.router.telemetry.metrics import Metrics
 
 

@@ -18,7 +18,7 @@ import tokenizers
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.ipc.messages import IntArray
-from tgi_trio.library_panics import raising_panics
+from tgi_trio.process.library_panics import raising_panics
 from tgi_trio.router.text.tokenizer import Tokenizer
 
 # Tokens that a model's files do not call special, though they are: Qwen's for infilling.

@@ -20,7 +20,9 @@ import trio
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError, ValidationError
-from tgi_trio.library_panics import raising_panics
+from tgi_trio.process.library_panics import raising_panics
+from tgi_trio.process.thread_limit import CURE
+from tgi_trio.process.threads import run_in_thread
 from tgi_trio.router.text.clean_up import CleaningDetokenizer, clean_up
 from tgi_trio.router.text.detokenizer import (
     CONTEXT_TOKENS,
@@ -36,8 +38,6 @@ from tgi_trio.router.text.tokenizer_files import (
     read_tokenizer_config,
     tokenizer_json,
 )
-from tgi_trio.thread_limit import CURE
-from tgi_trio.threads import run_in_thread
 
 IntArray = NDArray[np.int32]
 Given = TypeVar("Given", bound=Sized)

@@ -19,12 +19,12 @@ from tests.router.http.served import (
     until,
     without_receipts,
 )
-from tgi_trio.accepting import Acceptor
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.process.accepting import Acceptor
+from tgi_trio.process.sockets import bind_sockets
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.wire.connection import ConnectionLimits
 from tgi_trio.router.http.wire.server import ServerSettings, listen
-from tgi_trio.sockets import bind_sockets
 
 pytestmark = pytest.mark.trio
 

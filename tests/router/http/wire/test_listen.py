@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.process.sockets import bind, bind_sockets, check_certificate, start_listening
 from tgi_trio.router.http.wire.server import listen
-from tgi_trio.sockets import bind, bind_sockets, check_certificate, start_listening
 from tgi_trio.testing.ports import reserve_port
 
 CERTIFICATE = Path(__file__).parent / "data" / "localhost.pem"

@@ -15,7 +15,7 @@ import trio.testing
 
 from tests.router.http.served import Client, Server, read_all, served
 from tests.router.http.wire.http2_client import CERTIFICATE, tls
-from tgi_trio.accepting import Acceptor
+from tgi_trio.process.accepting import Acceptor
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.wire.connection import ConnectionLimits
 from tgi_trio.router.http.wire.pace import LoopPace

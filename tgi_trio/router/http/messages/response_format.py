@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 
 from tgi_trio.errors import ValidationError, naming_param
+from tgi_trio.process.threads import run_in_thread
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import convert_body, invalid_value
 from tgi_trio.router.http.messages.shared_fields import StructuredOutputs
@@ -31,7 +32,6 @@ from tgi_trio.router.text.gbnf import looks_like_gbnf
 from tgi_trio.router.text.gbnf_lark import gbnf
 from tgi_trio.router.text.structural_tags import structural_tag
 from tgi_trio.router.text.tag_calls import CallPlace
-from tgi_trio.threads import run_in_thread
 
 _UNSUPPORTED = "grammar is not supported"  # TGI's message for a value of another kind
 

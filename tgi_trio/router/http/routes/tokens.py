@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from tgi_trio.ipc.messages import IntArray
+from tgi_trio.process.threads import run_in_thread
 from tgi_trio.router.http.answer_fields import use_model, use_queried_model
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.call_validation import expand_images
@@ -20,7 +21,6 @@ from tgi_trio.router.http.messages.render import NUMPY, text_json
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.media.image_prompt import Prompt
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
-from tgi_trio.threads import run_in_thread
 
 # In this order: a body with `inputs` is in TGI's form, whatever else it has.
 _TOKENIZE = FirstFit(

@@ -14,6 +14,7 @@ from typing import Final
 import orjson
 
 from tgi_trio.errors import TemplateError, ValidationError
+from tgi_trio.process.threads import run_in_thread
 from tgi_trio.router.http.answer_fields import use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -33,7 +34,6 @@ from tgi_trio.router.media.links import MediaLink, to_audio_link
 from tgi_trio.router.request import Outcome, Request, Token
 from tgi_trio.router.text.turns import Turn
 from tgi_trio.router.validation import GenerationParameters
-from tgi_trio.threads import run_in_thread
 
 _FIELDS: Final = (
     *("file", "model", "language", "prompt", "response_format", "temperature", "stream"),

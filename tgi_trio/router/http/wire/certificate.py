@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.file_watch import watch_files
-from tgi_trio.sockets import tls_context
+from tgi_trio.process.sockets import tls_context
 from tgi_trio.whole_files import SMALL, read_file
 
 log = logging.getLogger(__name__)

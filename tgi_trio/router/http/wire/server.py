@@ -15,7 +15,8 @@ from pathlib import Path
 
 import trio
 
-from tgi_trio.accepting import Acceptor, any_waits
+from tgi_trio.process.accepting import Acceptor, any_waits
+from tgi_trio.process.sockets import address_text, bind, start_listening
 from tgi_trio.router.http.wire.certificate import Certificate
 from tgi_trio.router.http.wire.connection import Connection, ConnectionLimits
 from tgi_trio.router.http.wire.headers import DateHeader
@@ -26,7 +27,6 @@ from tgi_trio.router.http.wire.idle import IdleConnections
 from tgi_trio.router.http.wire.pace import LoopPace
 from tgi_trio.router.http.wire.readiness import Readiness
 from tgi_trio.router.http.wire.transport import App
-from tgi_trio.sockets import address_text, bind, start_listening
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ import resource
 
 import pytest
 
-from tgi_trio.descriptors import (
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.process.descriptors import (
     RESERVED,
     check_limit,
     describe_failure,
     max_connections,
     raise_limit,
 )
-from tgi_trio.errors import ConfigurationError
 
 
 class Limits:

@@ -13,7 +13,7 @@ import trio
 from outcome import Error, Value, capture
 
 from tgi_trio.errors import Unavailable
-from tgi_trio.thread_limit import describe_failure
+from tgi_trio.process.thread_limit import describe_failure
 
 Result = TypeVar("Result")
 

@@ -11,8 +11,8 @@ import trio
 
 from tests.support.warm_start import run_warm
 from tgi_trio.errors import ConfigurationError, Unavailable
-from tgi_trio.thread_limit import check_threads, describe_failure
-from tgi_trio.threads import run_in_thread
+from tgi_trio.process.thread_limit import check_threads, describe_failure
+from tgi_trio.process.threads import run_in_thread
 
 NO_THREAD = "can't start new thread"  # as CPython says it
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tgi_trio.shortages import tell_shortage
+from tgi_trio.process.shortages import tell_shortage
 
 
 @pytest.mark.parametrize(

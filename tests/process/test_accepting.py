@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from tgi_trio.accepting import _CALM, _PAUSE, Acceptor, any_waits
+from tgi_trio.process.accepting import _CALM, _PAUSE, Acceptor, any_waits
 
 pytestmark = pytest.mark.trio
 

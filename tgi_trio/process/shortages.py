@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tgi_trio import descriptors, thread_limit
 from tgi_trio.errors import tell_reason
+from tgi_trio.process import descriptors, thread_limit
 
 
 def tell_shortage(error: BaseException) -> str:

@@ -8,8 +8,8 @@ import resource
 import pytest
 
 from tests.support.warm_start import run_warm
-from tgi_trio.address_space import check_address_space, describe_failure
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.process.address_space import check_address_space, describe_failure
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, most: int) -> None:

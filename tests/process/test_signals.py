@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from tgi_trio.signals import received_signals, run_to_its_end
+from tgi_trio.process.signals import received_signals, run_to_its_end
 
 
 def test_nohup_is_respected() -> None:

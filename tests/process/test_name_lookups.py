@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tgi_trio.name_lookups import MOST_OF_ONE, NameThreads, connect_by_name
+from tgi_trio.process.name_lookups import MOST_OF_ONE, NameThreads, connect_by_name
 
 REAL = socket.getaddrinfo
 pytestmark = pytest.mark.trio

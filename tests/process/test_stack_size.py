@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.warm_start import run_warm
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.stack_size import check_stack
+from tgi_trio.process.stack_size import check_stack
 
 
 @pytest.mark.parametrize("most", [1 << 20, 8 << 20, resource.RLIM_INFINITY])

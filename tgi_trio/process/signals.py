@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from tgi_trio.name_lookups import NameThreads
+from tgi_trio.process.name_lookups import NameThreads
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 import trio
 
-from tgi_trio.threads import run_in_thread
+from tgi_trio.process.threads import run_in_thread
 
 pytestmark = pytest.mark.trio
 

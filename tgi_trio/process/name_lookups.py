@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from tgi_trio.threads import run_in_thread
+from tgi_trio.process.threads import run_in_thread
 
 MOST: Final = 128  # threads of all names
 MOST_OF_ONE: Final = 2  # threads of one name, which takes no more from the others

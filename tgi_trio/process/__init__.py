@@ -1,0 +1,1 @@
+"""What a process has of its machine: signals, threads, stacks, memory, descriptors, sockets."""
