@@ -13,6 +13,7 @@ from tests.model.support import write_json
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.specs.decoder import DecoderSpec, RotarySpec
+from tgi_trio.shard.positions.rotary_frequencies import rotary_frequencies
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -31,7 +32,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         ("afmoe", "axk1", "axk2", "cohere2_moe", "exaone4", "exaone_moe", "flex_olmo"), SIZES
     ),
     **dict.fromkeys(("flint", "granitemoeshared", "granitemoe_swa", "kolibri1", "laguna"), SIZES),
-    **dict.fromkeys(("mellum", "solar_open", "cwm", "glm", "granite_swa", "helium"), SIZES),
+    **dict.fromkeys(
+        (
+            "exaone",
+            "mellum",
+            "sarvam_mla",
+            "sarvam_moe",
+            "solar_open",
+            "cwm",
+            "glm",
+            "granite_swa",
+            "helium",
+        ),
+        SIZES,
+    ),
     **dict.fromkeys(
         ("hyperclovax", "iquestcoder", "jais2", "minicpm3", "nanochat", "vaultgemma"), SIZES
     ),
@@ -84,6 +98,54 @@ def test_a_pattern_of_letters(tmp_path: Path, family: str) -> None:
     write_json(tmp_path / "number", values | {"sliding_window_pattern": 3})
     write_json(tmp_path / "letters", values | {"sliding_window_pattern": "LLG"})
     assert spec_of(tmp_path / "letters") == spec_of(tmp_path / "number")
+
+
+@pytest.mark.parametrize(
+    ("family", "published"),
+    [
+        (
+            "exaone",
+            {"num_layers": 12, "layer_norm_epsilon": 1e-6, "activation_function": "silu"}
+            | {"rope_theta": 1e6, "head_dim": 64},
+        ),
+        (
+            "sarvam_moe",
+            {"num_experts": 8, "num_shared_experts": 2, "use_qkv_bias": True, "rope_theta": 1e6}
+            | {"moe_intermediate_size": 32, "head_dim": 64, "num_hidden_layers": 3},
+        ),
+        (
+            "sarvam_mla",
+            {"num_experts": 8, "num_shared_experts": 2, "head_dim": 576, "q_head_dim": 192}
+            | {"num_hidden_layers": 3, "rope_theta": 1e6}
+            | {
+                "rope_scaling": {
+                    **{"type": "deepseek_yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1},
+                    **{"mscale": 1.0, "mscale_all_dim": 1.0},
+                    "original_max_position_embeddings": 64,
+                }
+            },
+        ),
+    ],
+)
+def test_names_that_the_makers_published(
+    tmp_path: Path, family: str, published: dict[str, Any]
+) -> None:
+    """Those of the code that came with the files, which transformers' class translates."""
+    from transformers import AutoConfig
+
+    sizes = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
+    write_json(tmp_path / "published", sizes | published | {"model_type": family})
+    AutoConfig.from_pretrained(tmp_path / "published").save_pretrained(tmp_path / "whole")
+    ours, theirs = spec_of(tmp_path / "published"), spec_of(tmp_path / "whole")
+    plain = [
+        replace(each, layers=tuple(replace(la, rotary=None) for la in each.layers))
+        for each in (ours, theirs)
+    ]
+    assert plain[0] == plain[1]
+    for own, other in zip(ours.layers, theirs.layers, strict=True):
+        assert own.rotary is not None and other.rotary is not None
+        found, expected = map(rotary_frequencies, (own.rotary, other.rotary))
+        assert found[0].tolist() == expected[0].tolist() and found[1] == expected[1]
 
 
 def test_first_layers_of_cohere_are_dense_by_their_number(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ MIXTURE = {
 }
 
 
-@pytest.mark.parametrize(("family", "changes"), [("exaone", {}), ("beam", MIXTURE)])
+@pytest.mark.parametrize(("family", "changes"), [("apertus1p5_text", {}), ("beam", MIXTURE)])
 def test_a_server_of_two_ranks_says_what_transformers_says_and_starts_again(
     tmp_path: Path, family: str, changes: dict[str, Any]
 ) -> None:

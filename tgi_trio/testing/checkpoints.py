@@ -151,6 +151,9 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "codegen": _GPT | {"rotary_dim": 8},
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,
+    "sarvam_mla": _LATENT
+    | dict.fromkeys(("num_local_experts", "num_experts", "num_key_value_heads"), ABSENT)
+    | {"q_lora_rank": None, "n_group": ABSENT, "topk_group": ABSENT},
     "axk1": _LATENT | {"num_local_experts": ABSENT, "num_experts": ABSENT},
     "axk2": _LATENT | _INDEX | {"num_hidden_layers": 3, "gated_norm_rank": 8},
     "longcat_flash": {

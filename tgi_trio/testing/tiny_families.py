@@ -84,6 +84,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "mup_enabled": True,
     },
     "apertus": {},
+    "exaone": {},
     "arcee": {},
     "biogpt": {"num_key_value_heads": ABSENT},
     "cwm": {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 24},
@@ -198,6 +199,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "attention_bias": True,
         "routed_scaling_factor": 1.5,
     },
+    "sarvam_moe": _EXPERTS | {"num_hidden_layers": 3, "n_routed_experts": 4},
     "glm4_moe_lite": {
         "num_key_value_heads": 4,
         "q_lora_rank": 16,

@@ -6,10 +6,7 @@ from textwrap import fill
 from typing import Final
 
 # Models of transformers that ranks divide, as `tests/shard/ranks/transformers_support.py` has them.
-DIVIDED: Final = (
-    *("apertus1p5_text", "aria", "aria_text", "beam", "codegen", "exaone"),
-    *("sarvam_mla", "sarvam_moe"),
-)
+DIVIDED: Final = ("apertus1p5_text", "aria", "aria_text", "beam", "codegen")
 
 _PATHS: Final = """## Paths
 

@@ -11,6 +11,7 @@ import pytest
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.ranks.transformers_support import (
     EXPERTS,
+    PLAIN,
     build_in_turns,
     change_plan,
     check_ranks,
@@ -40,7 +41,7 @@ def test_a_plan_that_is_unknown_or_wrong_is_refused(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, style: str, message: str
 ) -> None:
     change_plan(monkeypatch, mlp__down_proj=style)
-    refused(checkpoint("exaone"), message)
+    refused(checkpoint(PLAIN), message)
 
 
 def test_a_plan_that_forgets_a_sum_is_found_out(
@@ -48,9 +49,9 @@ def test_a_plan_that_forgets_a_sum_is_found_out(
 ) -> None:
     """Nothing fails: numbers alone are wrong."""
     change_plan(monkeypatch, mlp="replicate")
-    check_ranks(checkpoint("exaone"))  # which changes nothing
+    check_ranks(checkpoint(PLAIN))  # which changes nothing
     change_plan(monkeypatch, mlp="all_reduce")
-    refused(checkpoint("exaone"), "what one says: its logits differ; use --num-shard 1")
+    refused(checkpoint(PLAIN), "what one says: its logits differ; use --num-shard 1")
 
 
 @pytest.mark.parametrize(
@@ -59,9 +60,9 @@ def test_a_plan_that_forgets_a_sum_is_found_out(
         ("jetmoe", {}, 2, "'jetmoe' .* no plan of how to split its layers .*--num-shard 1"),
         ("diffllama", {}, 2, "no plan of how to split its layers"),  # of its embedding alone
         ("minimax", EXPERTS, 2, "with its own attention, which ours cannot replace"),
-        ("exaone", {}, 4, "2 key-value heads cannot .* 4 shards; choose a --num-shard that"),
-        ("exaone", {}, 3, "4 attention heads cannot be split over 3 shards"),
-        ("exaone", {"intermediate_size": 129}, 2, r"129 numbers of .*mlp.* over 2 shards"),
+        (PLAIN, {}, 4, "2 key-value heads cannot .* 4 shards; choose a --num-shard that"),
+        (PLAIN, {}, 3, "4 attention heads cannot be split over 3 shards"),
+        (PLAIN, {"intermediate_size": 129}, 2, r"129 numbers of .*mlp.* over 2 shards"),
         ("bart", {}, 2, "an encoder-decoder that runs through transformers"),
     ],
 )
@@ -84,15 +85,15 @@ def test_what_one_rank_refuses_is_refused_by_several(
     checkpoint: Checkpoint, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((ConfigurationError, ModelLoadError), match=message):
-        with ranks_of(checkpoint("exaone"), 2, GreedyRecorder(), **options):
+        with ranks_of(checkpoint(PLAIN), 2, GreedyRecorder(), **options):
             pass
 
 
 @pytest.mark.parametrize(
     ("family", "changes", "why"),
     [
-        ("exaone", {}, ""),
-        ("exaone", {"num_key_value_heads": 1}, "1 key-value heads cannot be split over 2 shards"),
+        (PLAIN, {}, ""),
+        (PLAIN, {"num_key_value_heads": 1}, "1 key-value heads cannot be split over 2 shards"),
         ("jetmoe", {}, "no plan of how to split its layers"),
         ("bart", {}, "an encoder-decoder"),
         ("doge", {}, "with its own attention"),

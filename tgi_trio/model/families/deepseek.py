@@ -45,6 +45,16 @@ def deepseek_v3(config: ModelConfig) -> DecoderSpec:
     return _deepseek(config, experts, names.DEEPSEEK_V3, dense=3)
 
 
+def sarvam_mla(config: ModelConfig) -> DecoderSpec:
+    """Sarvam 105B (Sarvam AI 2026): V3 that chooses among all experts and compresses no queries."""
+    scaling = config.get("rope_scaling", {})
+    if "deepseek_yarn" in (scaling.get("type"), scaling.get("rope_type")):  # as it was published
+        scaling = {**scaling, "type": "yarn", "rope_type": "yarn"}
+        config = replace(config, values={**config.values, "rope_scaling": scaling})
+    experts = v3_experts(config, groups=1, groups_used=1, count=128)
+    return _deepseek(config, experts, names.DEEPSEEK_V3, dense=1, query_rank=0)
+
+
 def v3_experts(
     config: ModelConfig, *, groups: int, groups_used: int, count: int = 256
 ) -> ExpertsSpec:
@@ -151,11 +161,13 @@ def _dense(config: ModelConfig, **defaults: Any) -> DecoderSpec:
     return deepseek_spec(config, None, names.LATENT, sparse=sparse, **defaults)
 
 
-def _deepseek(config: ModelConfig, experts: ExpertsSpec, kept: Names, *, dense: int) -> DecoderSpec:
+def _deepseek(
+    config: ModelConfig, experts: ExpertsSpec, kept: Names, *, dense: int, **defaults: int
+) -> DecoderSpec:
     """Return the spec with `experts` in all but the first layers, by default `dense` of them."""
     first = int(config.get("first_k_dense_replace", dense))
     sparse = [i >= first for i in range(int(config.need("num_hidden_layers")))]
-    return deepseek_spec(config, experts, kept, sparse=sparse)
+    return deepseek_spec(config, experts, kept, sparse=sparse, **defaults)
 
 
 def deepseek_spec(

@@ -53,19 +53,39 @@ def glm_ocr(config: ModelConfig) -> DecoderSpec:
 
 def glm4_moe(config: ModelConfig, *, biased: bool = False) -> DecoderSpec:
     """GLM-4.5 to 4.7: half of a head is rotated, and experts are like DeepSeek-V3's."""
-    head_dim = _head_dim(config)
-    normed = bool(config.get("use_qk_norm", False))
     spec = llama_spec(
         config,
-        head_dim=head_dim,
-        rotary_spec=rotary(config, head_dim, partial=0.5),
+        head_dim=_head_dim(config),
+        rotary_spec=rotary(config, _head_dim(config), partial=0.5),
         names=names.GLM4_MOE,
-        query_key_norm="head" if normed else "none",
+        query_key_norm="head" if config.get("use_qk_norm", False) else "none",
         qkv_bias=bool(config.get("attention_bias", biased)),
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
     )
+    return _set_experts(
+        config, spec, _experts(config, width=1408, count=128, per_token=8, scale=1.0)
+    )
+
+
+def sarvam_moe(config: ModelConfig) -> DecoderSpec:
+    """Sarvam 30B (Sarvam AI 2026): GLM-4.5 whose heads turn whole, under the names of Ling 2."""
+    head_dim = int(config.get("head_dim", 64))
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        kv_heads=int(config.get("num_key_value_heads", 4)),
+        rotary_spec=rotary(config, head_dim, theta=8000000.0),
+        names=names.BAILING_MOE_V2,
+        qkv_layout="stacked",
+        query_key_norm="head" if config.get("use_qk_norm", True) else "none",
+        qkv_bias=bool(config.get("attention_bias", False)),
+    )
+    experts = _experts(config, width=1024, count=128, per_token=6, scale=2.5)
+    return _set_experts(config, spec, experts)
+
+
+def _set_experts(config: ModelConfig, spec: DecoderSpec, experts: ExpertsSpec) -> DecoderSpec:
     first = int(config.get("first_k_dense_replace", 1))
-    experts = _experts(config, width=1408, count=128, per_token=8, scale=1.0)
     return set_experts(spec, experts, (i >= first for i in range(len(spec.layers))))
 
 

@@ -313,6 +313,22 @@ def nanochat(config: ModelConfig) -> DecoderSpec:
     )
 
 
+def exaone(config: ModelConfig) -> DecoderSpec:
+    """EXAONE 3, 3.5 and Deep (LG AI Research 2024 and 2025): Llama under GPT-2's names."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", hidden // heads))
+    return llama_spec(
+        config,
+        head_dim=head_dim,
+        kv_heads=int(config.get("num_key_value_heads", 8)),
+        rotary_spec=rotary(config, head_dim, theta=500000.0),
+        names=names.EXAONE,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        **attention_bias(config),
+    )
+
+
 def apertus(config: ModelConfig) -> DecoderSpec:
     """Apertus (Swiss AI 2025): xIELU, with learned parameters in every layer."""
     config = with_rotary(config, _APERTUS_ROTARY)

@@ -138,6 +138,8 @@ GPT_NEO = replace(
     output="attn.attention.out_proj",
 )
 
+EXAONE = replace(GPT_NEO, positions="", gate="mlp.c_fc_0", up="mlp.c_fc_1")
+
 GPT_J = Names(
     base="transformer.",
     embedding="transformer.wte",

@@ -26,6 +26,11 @@ _MOSAIC: Final[_Names] = {
     "num_hidden_layers": "n_layers",
 }
 _ROUTED: Final[_Names] = {"num_local_experts": "n_routed_experts"}
+_SARVAM: Final[_Names] = {
+    **_ROUTED,
+    "num_experts": "n_routed_experts",
+    "num_shared_experts": "n_shared_experts",
+}
 OTHER_NAMES: Final[Mapping[str, _Names]] = {
     **dict.fromkeys(("gpt2", "gpt-sw3", "gpt_bigcode", "gptj", "openai-gpt"), _GPT),
     **dict.fromkeys(("dbrx", "mpt"), _MOSAIC),
@@ -33,6 +38,11 @@ OTHER_NAMES: Final[Mapping[str, _Names]] = {
     **dict.fromkeys(("hy_v4", "nemotron_h"), _ROUTED),
     "deepseek_v2": {"num_experts": "n_routed_experts"},
     "deepseek_v4": {**_ROUTED, "intermediate_size": "moe_intermediate_size"},
+    "exaone": {
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "num_layers": "num_hidden_layers",
+    },
     "glm4_moe_lite": {"head_dim": "qk_rope_head_dim"},
     "gpt_neo": {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
     "gpt_oss": {"num_experts": "num_local_experts"},
@@ -44,6 +54,8 @@ OTHER_NAMES: Final[Mapping[str, _Names]] = {
         "num_local_experts": "num_experts",
     },
     "lfm3": {"rms_norm_eps": "norm_eps"},
+    "sarvam_mla": _SARVAM,
+    "sarvam_moe": {**_SARVAM, "use_qkv_bias": "attention_bias"},
     "mixtral": {"num_experts": "num_local_experts"},
     "recurrent_gemma": {"sliding_window": "attention_window_size"},
     "xglm": {
