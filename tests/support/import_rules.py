@@ -95,6 +95,7 @@ RULES: dict[str, Rule] = {
     "media.granite_docling": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.lfm2": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.minimax_m3": Rule(NOTHING, only=NOTHING),
+    "media.nemotron": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.phi4": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.step3p7": Rule(ours("errors media.canvases"), only=NOTHING),
     "grammars": Rule(
@@ -111,7 +112,7 @@ RULES: dict[str, Rule] = {
             "ipc media.sound media.image_text media.packed_frames media.canvases "
             "media.video_canvas media.frame_canvases media.omni_canvases media.patch_canvases "
             "media.video_canvases media.deepseek_ocr media.granite_docling media.kimi_k25 "
-            "media.lfm2 media.minimax_m3 media.phi4 media.step3p7"
+            "media.lfm2 media.minimax_m3 media.nemotron media.phi4 media.step3p7"
         ),
         banned=MODEL,
     ),

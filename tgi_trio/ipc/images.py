@@ -62,6 +62,7 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     (SOUND, "<f4"),
     (SOUND_MASK, "|u1"),
     (BESIDE_IMAGES, "|u1"),
+    ("image_grid_hw", "<i4"),
 )
 
 _NUMBER_OF: Final = {name: number for number, (name, _) in enumerate(FIELDS)}

@@ -31,6 +31,7 @@ from tgi_trio.media.deepseek_ocr import (
 )
 from tgi_trio.media.kimi_k25 import KimiCanvas
 from tgi_trio.media.lfm2 import Lfm2Canvas
+from tgi_trio.media.nemotron import NemotronCanvas
 from tgi_trio.media.phi4 import PATCHES, SIDE, Phi4Canvas
 from tgi_trio.media.step3p7 import Step3p7Canvas
 
@@ -213,6 +214,23 @@ def tile_kimi(settings: Mapping[str, Any]) -> Tiler:
         picture = np.zeros((*size, channels), np.uint8)
         picture[:high, :wide] = _resize(pixels, high, wide, resample)
         return {"pixel_values": _split(picture, grid), "image_grid_thw": np.array([[1, *grid]])}
+
+    return process
+
+
+def tile_nemotron(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes Nemotron 3 Nano Omni's patches [patches, 3 * side * side], uint8, by row.
+
+    The image fills them all. `image_grid_hw` [1, 2] says how many rows and columns of patches there
+    are. Raises ModelLoadError.
+    """
+    canvas, resample = NemotronCanvas.read(settings), _read_resample(settings, 3)
+
+    def process(pixels: Pixels) -> Arrays:
+        grid = canvas.fit(*pixels.shape[:2])
+        size = grid.rows * canvas.patch, grid.columns * canvas.patch
+        parts = _split(_resize(pixels, *size, resample), grid)
+        return {"pixel_values": parts.reshape(grid.tiles, -1), "image_grid_hw": np.array([grid])}
 
     return process
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model import deepseek_ocr, internvl_chat, phi4mm, qwen3_asr
+from tgi_trio.model import deepseek_ocr, internvl_chat, nemotron_omni, phi4mm, qwen3_asr
 from tgi_trio.model.exact_lengths import exact_length
 from tgi_trio.model.wrappers import (
     EXTRA_TOKENS,
@@ -173,7 +173,7 @@ def read_values(folder: Path) -> dict[str, Any] | None:
             f"{folder / 'config.json'} says model_type {kind!r}, which is no text."
         )
     content = find_thinker(content)
-    for published in (deepseek_ocr, internvl_chat, phi4mm, qwen3_asr):
+    for published in (deepseek_ocr, internvl_chat, nemotron_omni, phi4mm, qwen3_asr):
         content = published.name_as_transformers(content)
     nested = _nested_text(content)
     if nested is None:

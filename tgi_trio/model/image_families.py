@@ -49,6 +49,8 @@ class ImageFamily:
     needs: tuple[str, ...] = ()  # packages of the extra of the first one's name
     # Mean and deviation of pixels from 0 to 1, where a model's files say none; None: they have to.
     normal: tuple[Three, Three] | None = None
+    # By what names files may say them, beside `image_mean` and `image_std`.
+    older_normal: tuple[str, str] | None = None
 
 
 _HALF: Final = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -107,6 +109,9 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "mistral_large4": ImageFamily("pixtral", "pixtral"),
     "mllama": ImageFamily("mllama", "mllama", image_attention="layers"),
     "muse_glimmer": ImageFamily("muse", "muse", patch_order="frames", normal=_HALF),
+    "nemotron_h_omni": ImageFamily(
+        "nemotron", "nemotron", normal=_CLIP, older_normal=("norm_mean", "norm_std")
+    ),
     "ovis2": ImageFamily("ovis2", "ovis2"),
     "paddleocr_vl": ImageFamily("paddleocr", "paddleocr", turns=True),
     "paligemma": ImageFamily("paligemma", "siglip", image_attention="prompt"),

@@ -46,7 +46,10 @@ _OTHER_SENSES: Final = (
     (r"(model\.)?(density_router|sam_model|qwen2_model|view_sep[ae]rator)(\.|$)", "images"),
     (r"(model\.)?(vqmodel|generation_\w+)\.", "images that are drawn"),
     (rf"({'|'.join(_SPEAKING)})\.", "speech that is spoken"),
-    (r"(model\.)?(audio_tower|audio_model|speech_\w+|embed_audio|embed_vision)\.", "audio"),
+    (
+        r"(model\.)?(audio_tower|audio_model|(?:sound|speech)_\w+|embed_audio|embed_vision)\.",
+        "audio",
+    ),
     (r"(model\.)?embed_tokens_extend\.image_embed\.", "images"),
     (r"(model\.)?embed_tokens_extend\.audio_embed\.", "audio"),
     (r"(model\.)?encoder\.(input_linear|layers|out|out_mid)\.", "audio"),

@@ -66,6 +66,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "mistral_large4": "mistral_large4_text",
     "mllama": "mllama_text_model",
     "muse_glimmer": "muse_glimmer_text",
+    "nemotron_h_omni": "nemotron_h",
     "ovis2": "qwen2",
     "paddleocr_vl": "paddleocr_vl_text",
     "paligemma": "gemma",
@@ -140,6 +141,7 @@ DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "mixtral": (32000, 4096, 14336, 32, 32, 8, None, 131072),
     "mllama_text_model": (128256, 4096, 14336, 40, 32, 8, None, 131072),
     "muse_glimmer_text": (202048, 6656, 19968, 52, 32, 2, 128, 131072),
+    "nemotron_h": (131072, 4096, 21504, 52, 32, 8, 128, 4096),
     "paddleocr_vl_text": (103424, 1024, 3072, 18, 16, 2, 128, 131072),
     "persimmon": (262144, 4096, 16384, 36, 64, None, None, 16384),
     "phi3": (32064, 3072, 8192, 32, 32, None, None, 4096),
@@ -174,6 +176,7 @@ _PLACES: Final = (
     ("model.text_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("language_model.model.", "model."),
+    ("language_model.backbone.", "backbone."),
     ("language_model.", "model."),
     ("text_model.", "model."),
 )

@@ -58,6 +58,7 @@ BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "muse_glimmer": {"out_hidden_size": 64, "projector_hidden_size": 16},
     "llava_onevision": _PINPOINTS | {"vision_aspect_ratio": "anyres_max_1"},
     "llava_next_video": _PINPOINTS,
+    "nemotron_h_omni": {"vision_hidden_size": 16, "projector_hidden_size": 16},
     "ovis2": {
         **{"hidden_size": 64, "vocab_size": VOCAB_SIZE},
         "visual_indicator_token_ids": list(range(VOCAB_SIZE - 5, VOCAB_SIZE)),

@@ -189,6 +189,16 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "idefics2": ({"model_type": "mistral"}, _VISION),
     "idefics3": ({"model_type": "llama"}, _VISION),
     "internvl": ({"model_type": "qwen2"}, _VISION | {"image_size": [16, 16], "patch_size": [8, 8]}),
+    "nemotron_h_omni": (
+        {"model_type": "nemotron_h", "max_position_embeddings": 512}
+        | tiny_hybrids.FAMILIES["nemotron_h"],
+        {
+            **{"model_type": "radio", "hidden_size": 16, "num_hidden_layers": 2},
+            **{"num_attention_heads": 2, "patch_size": 4, "image_size": 16, "max_img_size": 32},
+            **{"num_cls_tokens": 1, "num_registers": 1, "summary_idxs": [0]},
+            "video_temporal_patch_size": 2,
+        },
+    ),
     "llama4": (
         {
             **{"head_dim": 16, "intermediate_size": 48, "intermediate_size_mlp": 64},

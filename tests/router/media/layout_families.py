@@ -55,6 +55,10 @@ MUSE = {
 }
 SEEN = {"image_token": "<|image|>", "video_token": "<|video|>"}
 PHI4 = {"image_token": "<|image|>", "audio_token": "<|audio|>"}
+NEMOTRON = {
+    **{"image_token": "<image>", "begin": "<img>", "end": "</img>", "video_token": "<video>"},
+    "audio_token": "<so_embedding>",
+}
 OVIS = {
     **{"atom": "<IMG_ATOM>", "begin": "<IMG_START>", "grid": "<IMG_GRID>", "column": "<IMG_COL>"},
     **{"row": "<IMG_ROW>", "end": "<IMG_END>", "image_token": "<image>"},
@@ -241,6 +245,14 @@ FAMILIES = {
         "glm5_next", "Glm5NextImageProcessorPil", "Glm5NextProcessor",
         pixels={"min_image_tokens": 40, "max_image_tokens": 300, "patch_size": 16},
         tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "nemotron_h_omni": Family(
+        "nemotron_h_omni", "NemotronH_Omni_Reasoning_V3", "NemotronH_Omni_Reasoning_V3Processor",
+        tokens=NEMOTRON,
+    ),
+    "nemotron_h_omni/small": Family(
+        "nemotron_h_omni", "NemotronH_Omni_Reasoning_V3", "NemotronH_Omni_Reasoning_V3Processor",
+        pixels={"patch_size": 14, "min_num_patches": 20, "max_num_patches": 70}, tokens=NEMOTRON,
     ),
     "kimi_k25": Family("kimi_k25", "Kimi_K25", "Kimi_K25Processor", tokens=KIMI),
     "kimi_k25/small": Family(

@@ -37,13 +37,13 @@ WHOLES = {
 # Which resize by what they inherit.
 INHERITED = {
     *("Gemma4Unified", "Kimi_K25", "Lfm2Vl", "MiniCPMOcr", "MiniMaxM3VL", "MuseGlimmer"),
-    *("PerceptionLM", "Phi4Multimodal", "Step3p7", "UnlimitedOcr"),
+    *("NemotronH_Omni_Reasoning_V3", "PerceptionLM", "Phi4Multimodal", "Step3p7", "UnlimitedOcr"),
 }
 VIDEOS = (  # whose processors take videos as well
     *("exaone4_5", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm5_next", "internvl"),
     *("hyperclovax_vision_v2", "kimi_k25", "lfm3_vl", "llava_onevision", "minicpm_ocr"),
     *("minicpmv4_6", "minicpmv4_7", "minimax_m3_vl", "muse_glimmer", "perception_lm", "qwen2_vl"),
-    "qwen2_5_omni",
+    *("nemotron_h_omni", "qwen2_5_omni"),
 )
 
 
@@ -229,6 +229,16 @@ class GotOcr:
         return self._processor(text=text, images=images[0])
 
 
+def nemotron_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
+    """NemotronH_Omni_Reasoning_V3Processor, nor does it."""
+    pixels = processor.image_processor
+    merge = round(1 / pixels.downsample_ratio)
+    fit = sys.modules[type(pixels).__mro__[1].__module__].get_patch_grid_size
+    grid = fit(*size, pixels.patch_size, merge, pixels.min_num_patches, pixels.max_num_patches)
+    text = processor.replace_image_token({"image_grid_hw": torch.tensor([grid])}, 0)
+    return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
+
+
 # Of families whose processors do not tell, by the beginnings of their names.
 COUNTS: dict[str, Callable[[Any, ImageSize], dict[str, list[int]]]] = {
     "deepseek_ocr2": deepseek_ocr_tokens,
@@ -238,6 +248,7 @@ COUNTS: dict[str, Callable[[Any, ImageSize], dict[str, list[int]]]] = {
     "minicpm_ocr": minicpm_tokens,
     "minicpmv4_6": minicpm_tokens,
     "minicpmv4_7": minicpm_tokens,
+    "nemotron_h_omni": nemotron_tokens,
     "ovis2": ovis_tokens,
     "paddleocr_vl": paddle_tokens,
     "phi4_multimodal": phi4_tokens,
@@ -283,7 +294,7 @@ def theirs(name: str) -> Any:
         extra["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
     if module == "phi4_multimodal":
         extra["audio_processor"] = None
-    if module.startswith(("gemma3n", "gemma4", "qwen2_5_omni")):
+    if module.startswith(("gemma3n", "gemma4", "nemotron", "qwen2_5_omni")):
         extra["feature_extractor"] = None
     whole = _class(f"{module}.processing_{module}", family.processor)
     whole.check_argument_for_proper_class = lambda self, name, value: type(value)

@@ -86,6 +86,10 @@ GRIDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "minimax_m3_vl": ("MiniMaxM3VL", "minimax_m3", {"min_pixels": 3136, "max_pixels": 20_000}),
     "minimax_m3_vl/published": ("MiniMaxM3VL", "minimax_m3", {"size": [672, 672]}),
     "muse_glimmer": ("MuseGlimmer", "muse", {"patch_size": 8, "max_image_tokens": 40}),
+    "nemotron_h_omni": (
+        *("NemotronH_Omni_Reasoning_V3", "nemotron"),
+        {"patch_size": 8, "min_num_patches": 20, "max_num_patches": 70},
+    ),
     "perception_lm": ("PerceptionLM", "perception_lm", {"tile_size": 24, "max_num_tiles": 5}),
     "step3p7": ("Step3p7", "step3p7", STEP),
 }

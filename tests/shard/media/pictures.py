@@ -49,6 +49,7 @@ CAUSAL = (
     "mistral3",
     "mistral_large4",
     "muse_glimmer",
+    "nemotron_h_omni",
     "ovis2",
     "pixtral",
     "smolvlm",
@@ -244,6 +245,9 @@ def _of_patches(family: str, pixels: Pixels) -> Picture:
             grid = np.array([[1, 4, 6]])
             bundle = {"pixel_values": pixels(24, *PATCHES[family]), "image_grid_thw": grid}
             return Picture(bundle, 2 * (3 + 1) + 2 if family == "hunyuan_vl" else 6)
+        case "nemotron_h_omni":
+            grid = np.array([[4, 6]])
+            return Picture({"pixel_values": pixels(24, 3 * 16), "image_grid_hw": grid}, 6)
         case "pixtral":
             sizes = np.array([[16, 24]])
             return Picture({"pixel_values": pixels(1, 3, 16, 24), "image_sizes": sizes}, 6)

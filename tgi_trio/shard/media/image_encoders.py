@@ -69,10 +69,18 @@ def encode_deepseek_ocr_image(
     return features
 
 
+def set_nemotron_dtype(model: Any) -> None:
+    """Have pixels be of the dtype that the tower has: its class takes that of config.json."""
+    model.vision_model.config.dtype = next(model.vision_model.parameters()).dtype
+
+
 # By `model_type`.
 IMAGE_ENCODERS: Final[Mapping[str, EncodeImage]] = {
     "phi4_multimodal": encode_phi4_image,
     "unlimited_ocr": encode_deepseek_ocr_image,
 }
 # What is put right of a class before it computes; likewise.
-AMENDS: Final[Mapping[str, Callable[[Any], None]]] = {"phi4_multimodal": unmask_phi4_patches}
+AMENDS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "nemotron_h_omni": set_nemotron_dtype,
+    "phi4_multimodal": unmask_phi4_patches,
+}

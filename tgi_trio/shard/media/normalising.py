@@ -41,6 +41,9 @@ class Normalising:
         pictures = find_pictures(read_values(folder) or {})
         settings = _read_settings(folder) if pictures is None else dict(pictures.image_processor)
         names = [f"{prefix}image_{name}" for name in ("mean", "std")]
+        for name, older in zip(names, family.older_normal or (), strict=False):
+            if older in settings:
+                settings.setdefault(name, settings[older])
         if family.normal is not None:
             settings = dict(zip(names, family.normal, strict=True)) | settings
         rescales, normalises = (settings.get(f"do_{how}", True) for how in ("rescale", "normalize"))

@@ -47,6 +47,20 @@ _WORDS: Final = (
         ("multi_modal_projector.linear_1.", "mlp1.1."),
         ("multi_modal_projector.linear_2.", "mlp1.3."),
     ),
+    (  # Nemotron 3 Nano Omni, as it is published
+        ("vision_model.embeddings.", "vision_model.radio_model.model.patch_generator."),
+        ("video_patch_projection.", "video_embedder."),
+        ("patch_projection.", "embedder."),
+        ("position_embedding", "pos_embed"),
+        ("cls_register_token", "cls_token.token"),
+        ("vision_model.encoder.layer.", "vision_model.radio_model.model.blocks."),
+        ("attention.o_proj.", "attn.proj."),
+        ("attention.", "attn."),
+        ("multi_modal_projector.layer_norm.", "mlp1.0."),
+        ("multi_modal_projector.linear_1.", "mlp1.1."),
+        ("multi_modal_projector.linear_2.", "mlp1.3."),
+    ),
+    (("vision_final_layernorm.", "vision_projector.vision_final_layernorm."),),  # likewise
     (("projector.", "mlp_AR."),),  # PaddleOCR-VL
     (("projector.", "vision_projector."),),  # HyperCLOVA X SEED Think
     (  # Kimi K2.5

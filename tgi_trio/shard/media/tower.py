@@ -7,6 +7,7 @@ remaining parameters are loaded from the checkpoint.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.images import BESIDE_IMAGES, SOUND, SOUND_MASK
-from tgi_trio.model import qwen3_asr
+from tgi_trio.model import nemotron_omni, qwen3_asr
 from tgi_trio.model.config import read_values
 from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageFamily
 from tgi_trio.model.parts import ULTRAVOX
@@ -38,6 +39,7 @@ from tgi_trio.shard.media.spellings import spellings
 from tgi_trio.shard.media.tower_parameters import read_parameter
 
 _PIXELS: Final = "pixel_values"
+_MAY_LACK: Final = "_keys_to_ignore_on_load_missing"
 # Bytes until they are normalised, and the prefix of the settings that say how.
 _PICTURES: Final = {_PIXELS: "", "pixel_values_local": "", "high_res_pixel_values": "high_res_"}
 # Of classes with audio input as well.
@@ -201,7 +203,7 @@ def _build(folder: Path, text_parts: Sequence[str], *, hears: bool) -> Any:
 
     `hears`: with its audio parts.
     """
-    from transformers import AutoModel
+    from transformers import AutoModel, AutoModelForImageTextToText
 
     try:
         with torch.device("meta"):
@@ -211,7 +213,10 @@ def _build(folder: Path, text_parts: Sequence[str], *, hears: bool) -> Any:
                 return build_ultravox(folder)
             config = _read_class_config(folder)
             config = getattr(config, "thinker_config", config)  # of models that speak as well
-            model = AutoModel.from_config(config)
+            # Nemotron 3 Nano Omni has a class with its text's head alone.
+            known = type(config) in AutoModel._model_mapping
+            build: Any = AutoModel if known else AutoModelForImageTextToText
+            model = build.from_config(config)
     except _UNBUILT as error:
         raise ModelLoadError(f"transformers cannot build the tower of {folder}: {error}") from error
     for part in (*text_parts, *(() if hears else _HEARING)):
@@ -232,6 +237,8 @@ def _read_class_config(folder: Path) -> Any:
         return AutoConfig.for_model(kind, **described)
     if kind == qwen3_asr.QWEN3_ASR:
         return AutoConfig.for_model(kind, **qwen3_asr.describe_class(values))
+    if kind == nemotron_omni.NEMOTRON_OMNI:
+        return AutoConfig.for_model(kind, **nemotron_omni.describe_class(values))
     if kind != PHI4:  # of which transformers may not know what the file says
         return AutoConfig.from_pretrained(folder)
     return AutoConfig.for_model(values.pop("model_type"), **values)
@@ -240,9 +247,12 @@ def _read_class_config(folder: Path) -> Any:
 def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype) -> None:
     """Load a meta model's tensors from a checkpoint, and compute those that none has."""
     heads = getattr(getattr(model.config, "vision_config", None), "num_attention_heads", 0)
-    state, wide = {}, _list_wide(model)
+    state, wide, lacking = {}, _list_wide(model), list[str]()
     for name, wanted in model.state_dict().items():
         if not wanted.is_floating_point():  # counts of what was seen in training
+            continue
+        if _may_lack(model, name) and not any(each in files.names for each in spellings(name)):
+            lacking.append(name)
             continue
         values = _read_or_compute(model, files, name, tuple(wanted.shape), heads)
         kept = any(f".{part}." in f".{name}." for part in wide)
@@ -253,12 +263,25 @@ def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype
     for tensor in model.state_dict(keep_vars=True).values():
         # So that transformers' initialisation leaves them unchanged.
         tensor._is_hf_initialized = True
+    for name in lacking:
+        empty = torch.empty_like(model.get_parameter(name), device=device, dtype=dtype)
+        _replace(model, name, torch.nn.Parameter(empty, requires_grad=False))
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         if buffer.is_meta and name not in state:  # positions, frequencies
-            owner, _, own = name.rpartition(".")
-            empty = torch.empty_like(buffer, device=device)
-            setattr(model.get_submodule(owner), own, empty)
+            _replace(model, name, torch.empty_like(buffer, device=device))
     model.initialize_weights()
+
+
+def _replace(model: Any, name: str, tensor: torch.Tensor) -> None:
+    owner, _, own = name.rpartition(".")
+    setattr(model.get_submodule(owner), own, tensor)
+
+
+def _may_lack(model: Any, name: str) -> bool:
+    """Return whether transformers has a value for a parameter that files lack (factors of 1)."""
+    owners = (module for module in model.modules() if hasattr(module, _MAY_LACK))
+    patterns = (each for owner in owners for each in getattr(owner, _MAY_LACK) or ())
+    return any(re.search(pattern, name) for pattern in patterns)
 
 
 def _read_or_compute(

@@ -10,6 +10,7 @@ from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.media.canvases import fit_muse
 from tgi_trio.media.kimi_k25 import KimiCanvas
 from tgi_trio.media.minimax_m3 import limit_size
+from tgi_trio.media.nemotron import NemotronCanvas
 from tgi_trio.router.media.layouts.layout import (
     ImageSettings,
     ImageSize,
@@ -144,6 +145,22 @@ class KimiLayout(PlainFinish):
 
 
 @dataclass(frozen=True)
+class NemotronLayout(PlainFinish):
+    """The image near its own size, resized to merged patches."""
+
+    canvas: NemotronCanvas
+    placeholder: str = "<image>"
+    feature_token: str = "<image>"
+    around: tuple[str, str] = ("", "")
+
+    def expand(self, size: ImageSize) -> str:
+        return f"<img>{self.feature_token * self.count_features(size)}</img>"
+
+    def count_features(self, size: ImageSize) -> int:
+        return self.canvas.fit(*size).tiles // self.canvas.merge**2
+
+
+@dataclass(frozen=True)
 class MuseLayout(GridLayout):
     """The grid nearest to the image's proportions; limits are in merged patches."""
 
@@ -231,6 +248,11 @@ def lay_out_minimax_m3(settings: ImageSettings) -> GridLayout:
         before="]<]start of image[>[",
         after="]<]end of image[>[",
     )
+
+
+def lay_out_nemotron(settings: ImageSettings) -> NemotronLayout:
+    """Return the layout of a `nemotron_h_omni` model. Raises ModelLoadError."""
+    return NemotronLayout(NemotronCanvas.read(settings.image_processor))
 
 
 def lay_out_muse(settings: ImageSettings) -> MuseLayout:
