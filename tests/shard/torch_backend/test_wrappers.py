@@ -206,7 +206,7 @@ def test_what_is_no_part_of_any_sense_is_refused(wrapped: Any, tmp_path: Path) -
 # Families whose layers without windows turn nothing.
 # Their classes' own heads turn in an odd number of dimensions; no published model has these.
 ODD = ("glm4_moe", "glm4v_moe_text", "qwen3_omni_moe_text")
-NOWHERE = ("cohere2", "exaone4", "muse_glimmer_text")
+NOWHERE = ("cohere2", "exaone4", "muse_glimmer_text", "nemotron_h")
 # Of families whose default sections do not make up a head of their default size.
 SECTIONS = {"glm4v_moe_text": [2, 4, 4], "glm4v_text": [16, 24, 24]}
 
