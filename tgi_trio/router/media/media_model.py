@@ -16,6 +16,7 @@ from tgi_trio.media.video_canvases import CANVASES
 from tgi_trio.model.audio_families import AUDIO_FAMILIES, is_audio_only
 from tgi_trio.model.config import NONSENSE, read_json, read_values
 from tgi_trio.model.image_families import find_family, has_vision
+from tgi_trio.model.processor_files import read_image_processor
 from tgi_trio.model.published import find_pictures
 from tgi_trio.model.video_families import VIDEO_FAMILIES, find_video_family
 from tgi_trio.router.media.audio_model import AudioModel, find_audio_model
@@ -137,10 +138,7 @@ def find_largest(layout: ImageLayout, max_pixels: int, max_tokens: int) -> Image
 def read_image_settings(folder: Path) -> ImageSettings:
     """Return the image settings in a folder's files. Raises ModelLoadError."""
     processor = read_json(folder / "processor_config.json") or {}
-    image_processor = read_json(folder / "preprocessor_config.json")
-    if image_processor is None:
-        found = processor.get("image_processor")
-        image_processor = found if isinstance(found, dict) else {}
+    image_processor = read_image_processor(folder) or {}
     told = read_json(folder / "tokenizer_config.json") or {}
     values = read_values(folder) or {}
     if (pictures := find_pictures(values)) is not None:

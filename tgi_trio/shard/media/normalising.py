@@ -10,15 +10,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.errors import ModelLoadError, tell_reason
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_values
 from tgi_trio.model.image_families import ImageFamily, PatchOrder
+from tgi_trio.model.processor_files import ALONE, NESTED, read_image_processor
 from tgi_trio.model.published import find_pictures
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
-from tgi_trio.whole_files import parse_json, read_file
 
-# Files of an image processor's settings, and the key in each; the first that exists counts.
-_FILES: Final = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
 _LEVELS: Final = 256  # values of a byte
 _PLAIN: Final = ImageFamily("", "")
 
@@ -88,19 +86,10 @@ class Normalising:
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
-    for name, key in _FILES:
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            settings = parse_json(read_file(path))
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path} cannot be read: {tell_reason(error, path)}") from error
-        settings = settings.get(key) if key and isinstance(settings, dict) else settings
-        if isinstance(settings, dict):
-            return settings
-    names = " or ".join(name for name, _ in _FILES)
-    raise ModelLoadError(f"{folder} has no {names} that says how pixels are normalised.")
+    if (settings := read_image_processor(folder)) is None:
+        names = f"{ALONE} or {NESTED[0]}"
+        raise ModelLoadError(f"{folder} has no {names} that says how pixels are normalised.")
+    return settings
 
 
 def _three(settings: Mapping[str, Any], name: str, folder: Path) -> NDArray[np.float32]:
