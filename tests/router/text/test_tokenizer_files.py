@@ -125,6 +125,39 @@ class TestFromFolder:
         assert ids.tolist() == theirs("a<image>b")["input_ids"]
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "ab"
 
+    @pytest.mark.parametrize("listed", [True, False])
+    @pytest.mark.parametrize("special", [True, False])
+    @pytest.mark.parametrize("file", ["added_tokens.json", "special_tokens_map.json"])
+    def test_older_files_add_tokens_where_no_newer_lists_them(
+        self, tmp_path: Path, file: str, special: bool, listed: bool
+    ) -> None:
+        transformers = pytest.importorskip("transformers")
+        backend = byte_level()
+        entry = {"content": "</s>", "special": True}
+        folder = save(
+            backend,
+            tmp_path,
+            tokenizer_class="PreTrainedTokenizerFast",
+            eos_token="</s>",
+            **({"extra_special_tokens": ["<later>"]} if special else {}),
+            **({"added_tokens_decoder": {backend.token_to_id("</s>"): entry}} if listed else {}),
+        )
+        size = backend.get_vocab_size()
+        ids = {"<later>": size + 1, "<own>": size}
+        content = ids if file == "added_tokens.json" else {"extra_special_tokens": list(ids)}
+        (folder / file).write_text(json.dumps(content))
+        ours = Tokenizer.from_folder(folder)
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)
+        for text in ("a<own>b <later> c", " <later>", "<own><own>"):
+            found = ours.encode_ids(text).tolist()
+            assert found == theirs(text)["input_ids"]
+            assert ours.decode(found) == theirs.decode(found, skip_special_tokens=True)
+
+    def test_an_id_that_is_no_number_is_named(self, tmp_path: Path) -> None:
+        (save(byte_level(), tmp_path) / "added_tokens.json").write_text('{"<own>": "1"}')
+        with pytest.raises(ModelLoadError, match="added_tokens.json has '1' for the id of '<own>'"):
+            Tokenizer.from_folder(tmp_path)
+
     def test_a_folder_without_tokenizer_names_the_flag(self, tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError, match="--model-id"):
             Tokenizer.from_folder(tmp_path)

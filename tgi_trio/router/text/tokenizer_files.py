@@ -121,7 +121,7 @@ def _read_tokenizer_config(folder: Path, config_path: Path | None) -> TokenizerC
     special = {**_own_names(older), **_own_names(config), **special}
     return TokenizerConfig(
         special_tokens=_with_ids_from_model_config(special, folder, config),
-        added_tokens=(*_decoder_entries(config), *_extra_special(config, older)),
+        added_tokens=_added_tokens(folder, config, older),
         chat_templates=_chat_templates(folder, config) or write_templates(folder, tekken),
         response_template=_object_or_none(config.get("response_template")),
         cleans_up=bool(config.get(_CLEANS_UP)),
@@ -311,6 +311,29 @@ def _decoder_entries(config: Mapping[str, Any]) -> list[AddedTokenSpec]:
         AddedTokenSpec(entry["content"], **{name: bool(entry.get(name, False)) for name in fields})
         for _, entry in sorted(entries.items(), key=lambda item: int(item[0]))
     ]
+
+
+def _added_tokens(
+    folder: Path, config: Mapping[str, Any], older: Mapping[str, Any]
+) -> tuple[AddedTokenSpec, ...]:
+    """Return the tokens that files beside tokenizer.json add to its vocabulary.
+
+    Those of older files count where the newer has no list of them, as in transformers.
+    """
+    if config.get("added_tokens_decoder"):
+        return (*_decoder_entries(config), *_extra_special(config))
+    extra = _extra_special(config, older)
+    named = (config.get(name, older.get(name)) for name in NAMED_TOKENS)
+    special = {spec.content for spec in extra}.union(filter(None, map(_text_of, named)))
+    ids = _read_object(folder / "added_tokens.json")
+    for text, number in ids.items():
+        if not isinstance(number, int):
+            raise TypeError(f"added_tokens.json has {number!r} for the id of {text!r}")
+    own = [
+        AddedTokenSpec(text, special=text in special, normalized=text not in special)
+        for text in sorted(ids, key=lambda text: int(ids[text]))
+    ]
+    return (*own, *extra)
 
 
 def _own_names(config: Mapping[str, Any]) -> dict[str, str]:
