@@ -63,6 +63,33 @@ OUT_OF_RANGE: list[tuple[P, str]] = [
         "`min_new_tokens` (OpenAI's API: `min_tokens`) must be >= 0 and <= `max_new_tokens` "
         "(`max_tokens`)",
     ),
+    (P(no_repeat_size=-1), "`no_repeat_ngram_size` must be >= 0 and <= 106. Given: -1"),
+    (P(no_repeat_size=107), "`no_repeat_ngram_size` must be >= 0 and <= 106. Given: 107"),
+    *(
+        (
+            asked,
+            "`no_repeat_ngram_window` and `no_repeat_ngram_whitelist` are for "
+            "`no_repeat_ngram_size`, which is 0 or not given",
+        )
+        for asked in (P(no_repeat_window=9), P(no_repeat_spared=(1,)))
+    ),
+    *(
+        (
+            P(no_repeat_size=3, no_repeat_window=window),
+            "`no_repeat_ngram_window` must be 0, for the whole text, or >= "
+            f"`no_repeat_ngram_size` and < 2^31. Given: {window}",
+        )
+        for window in (2, 1 << 31)
+    ),
+    (
+        P(no_repeat_size=3, no_repeat_spared=(1,) * 1025),
+        "`no_repeat_ngram_whitelist` supports up to 1024 token ids. Given: 1025",
+    ),
+    (
+        P(no_repeat_size=3, no_repeat_spared=(1, TOKENIZER.vocab_size)),
+        "`no_repeat_ngram_whitelist` must hold token ids >= 0 and < "
+        f"{TOKENIZER.vocab_size}. Given: {TOKENIZER.vocab_size}",
+    ),
     (
         P(logit_bias={TOKENIZER.vocab_size: 1.0}),
         f"`logit_bias` must name token ids >= 0 and < {TOKENIZER.vocab_size}. "

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.support.threads import one_torch_thread
 from tests.system.client import post
 from tests.system.server import ServerProcess
 
 
-def reference(folder: Path, ids: list[list[int]], new_tokens: int) -> list[list[int]]:
-    """Return transformers' greedy continuation of each prompt, one at a time, in float32."""
+def reference(
+    folder: Path, ids: list[list[int]], new_tokens: int, **options: Any
+) -> list[list[int]]:
+    """Return transformers' greedy continuation of each prompt, one at a time, in float32.
+
+    `options`: further ones of its `generate`.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -25,6 +31,7 @@ def reference(folder: Path, ids: list[list[int]], new_tokens: int) -> list[list[
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 max_new_tokens=new_tokens,
                 do_sample=False,
+                **options,
             )
         skipped = 1 if two_stacks else len(prompt)  # a decoder's start token, or the prompt
         answers.append(out[0, skipped:].tolist())

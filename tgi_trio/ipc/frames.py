@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 19
+VERSION = 20
 
 WORD = 8
 
@@ -151,6 +151,11 @@ _ROW_PARAMETERS = (
     Column("frequency_penalty", "<f4", "rows", "0.0 = off"),
     Column("presence_penalty", "<f4", "rows", "0.0 = off"),
     Column("bias_count", "<u4", "rows", "logit biases of this row"),
+    Column(
+        "no_repeat_size", "<u4", "rows", "n-grams of so many tokens may not come again, 0 = off"
+    ),
+    Column("no_repeat_window", "<u4", "rows", "tokens among which they are looked for, 0 = all"),
+    Column("spared_count", "<u4", "rows", "tokens that are never barred for it"),
     Column("gap_end_count", "<u4", "rows", "tokens that end the gap it fills; 0 = it fills none"),
     Column("grammar_length", "<u4", "rows", "bytes of this row's grammar; 0 = none"),
     Column("tokenizer_length", "<u4", "rows", "bytes of its tokenizer's path; 0 = the model's"),
@@ -276,7 +281,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         "New sequences. They join the batch at the next step.",
         words=(_COMMAND,),
         counts=(
-            *("rows", "tokens", "blocks", "biases", "gap_ends", "saves", "grammar_chars"),
+            *("rows", "tokens", "blocks", "biases", "spared", "gap_ends", "saves", "grammar_chars"),
             *("ends", "tokenizer_chars", "images", "image_runs"),
         ),
         columns=(
@@ -285,6 +290,9 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("block_ids", "<i4", "blocks", "rows' block tables, concatenated"),
             Column("bias_ids", "<i4", "biases", "rows' biased token ids, concatenated"),
             Column("bias_values", "<f4", "biases", "rows' biases, concatenated"),
+            Column(
+                "spared_ids", "<i4", "spared", "rows' tokens that are never barred, concatenated"
+            ),
             Column("gap_ends", "<i4", "gap_ends", "rows' ends of gaps, concatenated"),
             Column("save_positions", "<u4", "saves", "tokens behind which, rising in each row"),
             Column("save_slots", "<u4", "saves", "where: its states are not in another slot then"),

@@ -47,6 +47,11 @@ class SamplingParameters:
     prompt_top_n: int = 0  # alternatives per prompt position, where prompt_logprobs
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: str = ""
+    no_repeat_size: int = (
+        0  # of n-grams that may not come again, see `shard/sampling/no_repeats.py`
+    )
+    no_repeat_window: int = 0  # tokens among which they are looked for; 0: all
+    no_repeat_spared: tuple[int, ...] = ()  # tokens that are never barred
     gap_ends: tuple[int, ...] = ()  # of a gap that it fills, see `shard/sampling/gaps.py`
     adapter: int = 0
     ends: tuple[int, ...] = ()  # tokens that end it as the model's own ends do
@@ -102,6 +107,7 @@ _STATELESS = StateGrant((0, 0))
 _PLAIN = (
     *("top_n", "prompt_top_n", "top_k", "temperature", "top_p", "typical_p", "min_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty", "adapter"),
+    *("no_repeat_size", "no_repeat_window"),
 )
 
 
@@ -136,6 +142,7 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
         "min_new_tokens": _u4([row.min_new_tokens for row in rows]),
         "flags": _u4([s.flags() for s in sampling]),
         "bias_count": _u4([len(s.logit_bias) for s in sampling]),
+        "spared_count": _u4([len(s.no_repeat_spared) for s in sampling]),
         "gap_end_count": _u4([len(s.gap_ends) for s in sampling]),
         "grammar_length": _u4([len(g) for g in grammars]),
         "tokenizer_length": _u4([len(t) for t in tokenizers]),
@@ -151,6 +158,7 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
         "save_slots": _u4([slot for _, slot in saves]),
         "bias_ids": _i4([token for token, _ in biases]),
         "bias_values": np.array([value for _, value in biases], dtype=np.float32),
+        "spared_ids": _i4([token for s in sampling for token in s.no_repeat_spared]),
         "gap_ends": _i4([token for s in sampling for token in s.gap_ends]),
         "end_ids": _i4([token for s in sampling for token in s.ends]),
         "grammars": np.frombuffer(b"".join(grammars), dtype=np.uint8),
@@ -177,6 +185,7 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
     blocks = _split(frame, "block_ids", "block_count")
     bias_ids = _split(frame, "bias_ids", "bias_count")
     bias_values = _split(frame, "bias_values", "bias_count")
+    spared = _split(frame, "spared_ids", "spared_count")
     gap_ends = _split(frame, "gap_ends", "gap_end_count")
     grammars = _split(frame, "grammars", "grammar_length")
     tokenizers = _split(frame, "tokenizers", "tokenizer_length")
@@ -194,6 +203,7 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
             ignore_eos=bool(flag & RowFlag.IGNORE_EOS),
             prompt_logprobs=bool(flag & RowFlag.PROMPT_LOGPROBS),
             logit_bias=tuple(zip(bias_ids[i].tolist(), bias_values[i].tolist(), strict=True)),
+            no_repeat_spared=tuple(spared[i].tolist()),
             gap_ends=tuple(gap_ends[i].tolist()),
             grammar=grammars[i].tobytes().decode(),
             ends=tuple(ends[i].tolist()),

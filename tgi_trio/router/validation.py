@@ -30,6 +30,7 @@ from tgi_trio.router.text.text_processor import CheckGrammar, TextProcessor
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 
 _SEED_BITS = 64
+_MOST_SPARED = 1024
 _FLOAT32 = 1.2e-38, 3.4e38  # its normal positive numbers
 # Logits divided by it, and then by the least temperature, must be numbers that float32 can hold.
 _PENALTIES = 1e-20, 1e20
@@ -66,6 +67,9 @@ class GenerationParameters:
     adapter_id: str | None = None  # `validate_request` looks it up
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    no_repeat_size: int = 0  # `no_repeat_ngram_size` and what belongs to it
+    no_repeat_window: int = 0
+    no_repeat_spared: tuple[int, ...] = ()
     lines: LineLimits | None = None
     gap_ends: tuple[int, ...] = ()  # of a gap whose tokens the shard chooses by its own rules
     # Set by the API family, not by the client:
@@ -246,6 +250,7 @@ class Validator:
                 "`min_new_tokens` (OpenAI's API: `min_tokens`) must be >= 0 and <= "
                 "`max_new_tokens` (`max_tokens`)"
             )
+        self._check_no_repeat(p)
         for token_id in p.stop_ids:
             if not 0 <= token_id < limits.vocab_size:
                 raise ValidationError(
@@ -261,6 +266,34 @@ class Validator:
             if not -100.0 <= bias <= 100.0:
                 raise ValidationError(
                     f"`logit_bias` must be >= -100.0 and <= 100.0. Given: {bias} for {token_id}"
+                )
+
+    def _check_no_repeat(self, p: GenerationParameters) -> None:
+        most, size, window = self._limits.max_total_tokens, p.no_repeat_size, p.no_repeat_window
+        if not 0 <= size <= most:
+            raise ValidationError(
+                f"`no_repeat_ngram_size` must be >= 0 and <= {most}. Given: {size}"
+            )
+        if (window or p.no_repeat_spared) and not size:
+            raise ValidationError(
+                "`no_repeat_ngram_window` and `no_repeat_ngram_whitelist` are for "
+                "`no_repeat_ngram_size`, which is 0 or not given"
+            )
+        if window and not size <= window < 1 << 31:
+            raise ValidationError(
+                "`no_repeat_ngram_window` must be 0, for the whole text, or >= "
+                f"`no_repeat_ngram_size` and < 2^31. Given: {window}"
+            )
+        if len(p.no_repeat_spared) > _MOST_SPARED:
+            raise ValidationError(
+                f"`no_repeat_ngram_whitelist` supports up to {_MOST_SPARED} token ids. "
+                f"Given: {len(p.no_repeat_spared)}"
+            )
+        for token_id in p.no_repeat_spared:
+            if not 0 <= token_id < self._limits.vocab_size:
+                raise ValidationError(
+                    "`no_repeat_ngram_whitelist` must hold token ids >= 0 and < "
+                    f"{self._limits.vocab_size}. Given: {token_id}"
                 )
 
     def _check_truncate(self, truncate: int | None) -> None:
@@ -344,6 +377,9 @@ class Validator:
             prompt_logprobs=p.decoder_input_details,
             prompt_top_n=p.prompt_top_n,
             logit_bias=tuple(p.logit_bias.items()),
+            no_repeat_size=p.no_repeat_size,
+            no_repeat_window=p.no_repeat_window,
+            no_repeat_spared=p.no_repeat_spared,
             grammar=p.grammar or "",
             gap_ends=p.gap_ends,
         )

@@ -155,7 +155,9 @@ class TestFromFolder:
 
     def test_an_id_that_is_no_number_is_named(self, tmp_path: Path) -> None:
         (save(byte_level(), tmp_path) / "added_tokens.json").write_text('{"<own>": "1"}')
-        with pytest.raises(ModelLoadError, match="added_tokens.json has '1' for the id of '<own>'"):
+        with pytest.raises(
+            ModelLoadError, match=r"added_tokens\.json has '1' for the id of '<own>'"
+        ):
             Tokenizer.from_folder(tmp_path)
 
     def test_a_folder_without_tokenizer_names_the_flag(self, tmp_path: Path) -> None:

@@ -38,10 +38,19 @@ def processed_logprobs(
         scores[token] -= s.frequency_penalty * count / unit + s.presence_penalty
     for token, bias in s.logit_bias:
         scores[token] += bias
+    for token in barred(tokens, s.no_repeat_size, s.no_repeat_window) - set(s.no_repeat_spared):
+        scores.pop(token, None)
     if row.min_remaining > 0 and not s.ignore_eos:
         del scores[eos_id]
     scores = {token: score / s.temperature for token, score in scores.items()}
     return normalised(min_p(typical(top_p(top_k(scores, s.top_k), s.top_p), s.typical_p), s.min_p))
+
+
+def barred(tokens: list[int], size: int, window: int) -> set[int]:
+    """Return what completes an n-gram that is whole in the last `window` tokens; 0: in all."""
+    first = max(0, len(tokens) - window) if window else 0
+    grams = [tokens[i : i + size] for i in range(first, len(tokens) - size + 1)] if size else []
+    return {gram[-1] for gram in grams if gram[:-1] == tokens[len(tokens) - size + 1 :]}
 
 
 def assert_logprobs(

@@ -65,6 +65,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "absolute_penalties": True,
     },
     "bias": {"logit_bias": ((5, 3.0), (9, -100.0), (5, 1.0))},
+    "no repeats": {"no_repeat_size": 1},
+    "few repeats": {"no_repeat_size": 1, "no_repeat_window": 4, "no_repeat_spared": (8,)},
     "watermark": {"watermark": True},
     "top-k": {"top_k": 5},
     "top-k 1": {"top_k": 1},
@@ -108,6 +110,7 @@ MIXED: list[dict[str, Any]] = [
     {"sample": True, "min_p": 0.1, "repetition_penalty": 1.4},
     {"frequency_penalty": 0.5, "top_n": 2},
     {"sample": True, "watermark": True, "logit_bias": ((3, 2.0),)},
+    {"sample": True, "no_repeat_size": 1, "no_repeat_window": 3},
 ]
 
 

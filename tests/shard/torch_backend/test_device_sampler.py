@@ -55,7 +55,7 @@ def device_choice(
     every, none = np.arange(count), np.zeros(count, np.int64)
     choosing = Choosing(rows, every, none, positions, every, inputs)
     maker = ChoiceMasks(vocab_size, grammars, watermark, permutation)
-    masked = any(row.sampling.grammar or row.sampling.watermark for row in rows)
+    masked = sampler.settings(rows).masked
     masks = maker.make(choosing) if masked else None
     scores = torch.tensor(logits, device=WHERE)
     here = None if masks is None else sampler.upload_masks(masks)

@@ -18,6 +18,7 @@ from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.sampling import logits_processors as processors
 from tgi_trio.shard.sampling.gaps import Gaps
 from tgi_trio.shard.sampling.logits_processors import Scores
+from tgi_trio.shard.sampling.no_repeats import find_repeats
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.sampling.truncation import Cuts, Floats, Ints, could_settle, truncate
 
@@ -64,6 +65,7 @@ class SamplingSettings:
     counted: list[tuple[int, ShardSequence]]
     biased: list[tuple[int, ShardSequence]]
     minimum: list[tuple[int, ShardSequence]]
+    unrepeated: list[tuple[int, ShardSequence]]  # in which no n-gram comes again
     grammar: list[tuple[int, ShardSequence]]
     gaps: dict[int, ShardSequence]  # rows that fill gaps
 
@@ -99,6 +101,7 @@ class SamplingSettings:
             minimum=[
                 (i, r) for i, r in numbered if r.min_remaining > 0 and not r.sampling.ignore_eos
             ],
+            unrepeated=[(i, r) for i, r in numbered if r.sampling.no_repeat_size],
             grammar=[(i, r) for i, r in numbered if r.sampling.grammar],
             gaps={i: r for i, r in numbered if r.sampling.gap_ends},
         )
@@ -205,6 +208,9 @@ class SamplerBase:
             processors.frequency_and_presence(scores, settings.counted)
         if settings.biased:
             faults |= processors.logit_bias(scores, settings.biased, size)
+        for row, sequence in settings.unrepeated:
+            if len(ids := find_repeats(sequence, size)):
+                processors.forbid(scores, [row], ids)
         early = [each for each in settings.minimum if each[1].min_remaining > 0]
         if early:
             processors.forbid(scores, [row for row, _ in early], self._eos_ids)
@@ -310,7 +316,10 @@ def choose_among_best(
 
 def why_not(best: float, sequence: ShardSequence) -> str:
     if best == -np.inf:
-        return "no token can follow: grammar, min_tokens and logit_bias together forbid all"
+        return (
+            "no token can follow: grammar, min_tokens, logit_bias and no_repeat_ngram_size "
+            "forbid all"
+        )
     value = "NaN" if np.isnan(best) else "infinity"
     return f"the model's logits contain {value} at position {sequence.length - 1}"
 

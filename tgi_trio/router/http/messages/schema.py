@@ -61,6 +61,9 @@ class GenerateParameters(Scheduling):
     adapter_id: str | None = None
     # Not in TGI.
     min_new_tokens: U32 | None = None
+    no_repeat_ngram_size: U32 | None = None
+    no_repeat_ngram_window: U32 | None = None
+    no_repeat_ngram_whitelist: list[int] | None = None
 
 
 # One query, or up to --max-client-batch-size of them.

@@ -86,6 +86,10 @@ class SharedFields(Scheduling, kw_only=True):
     no_stop_trim: bool | None = None  # SGLang's name for the same
     # How tokens are sampled.
     typical_p: float | None = None
+    # No n-gram of so many tokens comes again in the last ones, 0 for all; but these tokens may.
+    no_repeat_ngram_size: Count | None = None
+    no_repeat_ngram_window: Count | None = None
+    no_repeat_ngram_whitelist: list[int] | None = None
     # What is reported about tokens, and how much of the prompt is used. vLLM:
     prompt_logprobs: Count | None = None
     return_token_ids: bool | None = None

@@ -1,6 +1,6 @@
-"""Masks with one bit per token, made by the host, for grammars and watermarks.
+"""Masks with one bit per token, made by the host, for grammars, watermarks and n-grams.
 
-Both depend on a row's last token, so a mask is made once that is known, while the device computes
+All depend on a row's last token, so a mask is made once that is known, while the device computes
 the logits. A choice after drafts gets the mask for the case that these are right.
 """
 
@@ -21,11 +21,12 @@ from tgi_trio.shard.sampling.logits_processors import (
     Watermark,
     watermark_seed,
 )
+from tgi_trio.shard.sampling.no_repeats import find_repeats
 from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, fix, repeat
 
 _Number = TypeVar("_Number", np.int32, np.int64)
 
-NO_TOKENIZER = "grammar: this shard was started without a tokenizer"
+_NO_TOKENIZER = "this shard was started without a tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Masks:
 
     bits: NDArray[np.int32]  # [M, words]: bit i % 32 of word i // 32 belongs to token i
     green: NDArray[np.int32]  # [C]: row of `bits` with the watermark's tokens, -1: none
-    allowed: NDArray[np.int32]  # [C]: row of `bits` with the grammar's tokens, -1: none
+    allowed: NDArray[np.int32]  # [C]: row of `bits` with the tokens that may follow, -1: all
     faults: dict[int, str]  # reasons, by choice, for which it has no mask
 
 
@@ -79,10 +80,8 @@ class ChoiceMasks:
             pairs = zip(owners, aheads, strict=True)
             tables.append(np.stack([self._green(choosing.rows[i], ahead) for i, ahead in pairs]))
         todo = guided.nonzero()[0]
-        if len(todo) and self._grammars is None:
-            faults |= dict.fromkeys(todo.tolist(), NO_TOKENIZER)
-        elif len(todo) and self._grammars is not None:
-            found = self._follow(self._grammars, choosing, todo, faults)
+        if len(todo):
+            found = self._follow(choosing, todo, faults)
             places = _join([own for own, _ in found])
             allowed = _put_rising(count, places, sum(map(len, tables)))
             tables += [table for _, table in found]
@@ -92,10 +91,14 @@ class ChoiceMasks:
     def _find_asking(
         self, rows: list[ShardSequence]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which rows have a watermark and which a grammar; kept while the rows are."""
+        """Return which rows have a watermark, and which a grammar or n-grams that may not recur.
+
+        Kept while the rows are.
+        """
         if rows is not self._asked_of:
             marked = np.array([row.sampling.watermark for row in rows], np.bool_)
-            guided = np.array([bool(row.sampling.grammar) for row in rows], np.bool_)
+            sampling = [row.sampling for row in rows]
+            guided = np.array([bool(s.grammar) or s.no_repeat_size > 0 for s in sampling], np.bool_)
             self._asked_of, self._asking = rows, (marked, guided)
         return self._asking
 
@@ -109,7 +112,6 @@ class ChoiceMasks:
 
     def _follow(
         self,
-        grammars: GrammarMasks,
         choosing: Choosing,
         todo: NDArray[np.int64],
         faults: dict[int, str],
@@ -127,8 +129,7 @@ class ChoiceMasks:
             else:
                 owners = choosing.owners[going].tolist()
                 some = [extend_by_drafts(choosing.rows[owner], ahead) for owner in owners]
-            masks, wrong = grammars.allowed(some)
-            table = self._fit(masks)
+            table, wrong = self._ask(some)
             if wrong:
                 faults |= {int(going[place]): f"grammar: {why}" for place, why in wrong.items()}
                 right = np.delete(np.arange(len(going)), list(wrong))
@@ -145,10 +146,30 @@ class ChoiceMasks:
             ]
             going = np.array(following, np.int64)
             ahead += 1
-        if ahead > 1:
+        if ahead > 1 and self._grammars is not None:
             for c in firsts.tolist():
-                grammars.rewind(choosing.rows[choosing.owners[c]])
+                row = choosing.rows[choosing.owners[c]]
+                if row.sampling.grammar:
+                    self._grammars.rewind(row)
         return found
+
+    def _ask(self, rows: list[ShardSequence]) -> tuple[NDArray[np.int32], dict[int, str]]:
+        """Return masks of rows, int32 [R, words], and faults of grammars by place."""
+        guided = [place for place, row in enumerate(rows) if row.sampling.grammar]
+        faults: dict[int, str] = {}
+        table = np.full((len(rows), self._words), -1, np.int32)
+        if guided and self._grammars is None:
+            faults = dict.fromkeys(guided, _NO_TOKENIZER)
+        elif guided and self._grammars is not None:
+            whole = len(guided) == len(rows)
+            masks, wrong = self._grammars.allowed(rows if whole else [rows[i] for i in guided])
+            table[guided] = self._fit(masks)
+            faults = {guided[place]: why for place, why in wrong.items()}
+        for words, row in zip(table.view(np.uint32), rows, strict=True):
+            if row.sampling.no_repeat_size:
+                barred = find_repeats(row, self._vocab_size).astype(np.uint32)
+                np.bitwise_and.at(words, barred // 32, ~(np.uint32(1) << barred % 32))
+        return table, faults
 
     def _fit(self, table: NDArray[np.uint8]) -> NDArray[np.int32]:
         """Fit grammars' masks to the vocabulary's width; ids beyond theirs are not allowed."""

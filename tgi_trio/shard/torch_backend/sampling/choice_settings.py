@@ -108,7 +108,7 @@ _ROW: Final = np.dtype(
         ("top_n", np.int64),  # how many of these are wanted
         ("counted", np.bool_),  # it has penalties
         ("absolute", np.bool_),  # these are OpenAI's
-        ("masked", np.bool_),  # it has a grammar or a watermark, or fills a gap
+        ("masked", np.bool_),  # the host makes a mask for it, or chooses
         ("biased", np.bool_),
     ]
 )
@@ -245,7 +245,12 @@ def _pack_row(row: ShardSequence, vocab_size: int) -> bytes:
         *(
             bool(counted),
             sampling.absolute_penalties,
-            bool(sampling.grammar or sampling.watermark or sampling.gap_ends),
+            bool(
+                sampling.grammar
+                or sampling.watermark
+                or sampling.gap_ends
+                or sampling.no_repeat_size
+            ),
         ),
         bool(sampling.logit_bias),
     )

@@ -16,7 +16,7 @@ _ID_BITS, _NOBODY = np.uint64(32), np.uint64((1 << 64) - 1)
 
 # Why a choice has no token, by the number that `kernels/surveying.py` writes.
 _WHY_NOT: Final = {
-    1: "no token can follow: grammar, min_tokens and logit_bias together forbid all",
+    1: "no token can follow: grammar, min_tokens, logit_bias and no_repeat_ngram_size forbid all",
     2: "the model's logits contain NaN at position {}",
     3: "the model's logits contain infinity at position {}",
 }
