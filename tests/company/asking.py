@@ -153,6 +153,11 @@ WISHES: Final[Mapping[str, Mapping[str, Wish]]] = {
             repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.2
         ),
     },
+    "repeats": {
+        "any": _sampling(),
+        "no pairs": _sampling(no_repeat_size=2),
+        "few tokens": _sampling(no_repeat_size=1, no_repeat_window=9, no_repeat_spared=(1, 2, 3)),
+    },
     "bias": {"none": _sampling(), "some": _bias, "to few": _few},
     "watermark": {"no": _sampling(), "yes": _sampling(watermark=True)},
     "grammar": {

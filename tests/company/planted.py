@@ -281,7 +281,7 @@ PLANTED: Final[Mapping[str, Planted]] = {
     "the grammar of a neighbour": Planted(_LLAMA, _neighbours_grammar),
     "the adapter of the row above": Planted(_LLAMA, _adapter_above),
     "words of a replay are the prompt's": Planted(_LLAMA, _prompt_forgotten),
-    "counts of drafts": Planted(_LLAMA, _counts_kept),
+    "counts of drafts": Planted(_LLAMA, _counts_kept, {"repeats": frozenset({"any"})}),
     "snapshots a token late": Planted("lfm2, kernels", _states_late),
     "top tokens of some steps": Planted(_LLAMA, _tops_of_some),
     "settings of other rows": Planted(_LLAMA, _stale_settings),
