@@ -57,14 +57,14 @@ def gemma3(model: GgufModel, values: Values) -> Values:
     }
 
 
-def _query_scalar(values: Values, largest: int) -> float:
+def _query_scalar(values: Values, largest: int) -> int:
     """Return the number whose root divides scores: a head's length, except in the largest model.
 
     No file states it; like llama.cpp, we recognise that model by its number of layers.
     """
     if values["num_hidden_layers"] == largest:
-        return float(values["hidden_size"] / values["num_attention_heads"])
-    return float(values["head_dim"])
+        return int(values["hidden_size"] // values["num_attention_heads"])
+    return int(values["head_dim"])
 
 
 def gemma3n(model: GgufModel, values: Values) -> Values:

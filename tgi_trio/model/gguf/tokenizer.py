@@ -20,7 +20,7 @@ Json = dict[str, Any]
 Merges = Sequence[str] | Sequence[list[str]]  # two parts: with a space between them, or as a list
 
 # Types of tokens, in `tokenizer.ggml.token_type`.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_NORMAL, _UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 # Special tokens, by the word in their id's key.
 _ROLES: Final = {
     "bos": "bos_token",
@@ -113,7 +113,7 @@ def _with_ends(tokens: Sequence[str], types: Sequence[int]) -> Sequence[int]:
         return types
     changed = list(types)
     for token_id in wrong:
-        changed[token_id] = _CONTROL
+        changed[token_id] = CONTROL
     return changed
 
 
@@ -170,7 +170,7 @@ def end_ids(vocabulary: Vocabulary) -> list[int]:
     told = {
         text: token_id
         for token_id, text, kind in vocabulary.unusual()
-        if kind == _CONTROL and text in _ENDS
+        if kind == CONTROL and text in _ENDS
     }
     found = dict.fromkeys([*(each for each in named if each is not None), *told.values()])
     if _MESSAGE_END in told and any(ends <= told.keys() for ends in _TURN_ENDS):
@@ -192,10 +192,10 @@ def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
             "lstrip": False,
             "rstrip": taking and text not in _KEEPING,
             "normalized": False,
-            "special": kind in (_CONTROL, _UNKNOWN),
+            "special": kind in (CONTROL, _UNKNOWN),
         }
         for token_id, text, kind in vocabulary.unusual()
-        if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) and text
+        if kind in (CONTROL, _UNKNOWN, _USER_DEFINED) and text
     ]
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence, Set
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +22,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.images import BESIDE_IMAGES, SOUND, SOUND_MASK
 from tgi_trio.model import nemotron_omni, qwen3_asr
 from tgi_trio.model.config import read_values
+from tgi_trio.model.gguf.folder import find_projector
 from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageFamily
 from tgi_trio.model.parts import ULTRAVOX
 from tgi_trio.model.phi4mm import PHI4
@@ -35,6 +36,7 @@ from tgi_trio.shard.media.features import Bundle, ImageFeatures
 from tgi_trio.shard.media.image_encoders import AMENDS, IMAGE_ENCODERS, EncodeImage
 from tgi_trio.shard.media.marks import MARKS, Mark
 from tgi_trio.shard.media.normalising import Normalising
+from tgi_trio.shard.media.projector_parameters import ReadParameter, open_projector
 from tgi_trio.shard.media.spellings import spellings
 from tgi_trio.shard.media.tower_parameters import read_parameter
 
@@ -175,11 +177,8 @@ def load_tower(
     model = _build(folder, () if keep else family.text_parts, hears=hears)
     if keep is not None:
         keep(model)
-    files = SafetensorsFiles(folder)
-    try:
-        _fill(model, files, device, dtype)
-    finally:
-        files.close()
+    with _open_parameters(folder, model) as read:
+        _fill(model, read, device, dtype)
     if model_type in AMENDS:
         AMENDS[model_type](model)
     return TorchTower(
@@ -244,17 +243,32 @@ def _read_class_config(folder: Path) -> Any:
     return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
-def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype) -> None:
-    """Load a meta model's tensors from a checkpoint, and compute those that none has."""
+@contextmanager
+def _open_parameters(folder: Path, model: Any) -> Iterator[ReadParameter]:
+    """Open the files that have a tower, and yield what reads a parameter of `model` in them."""
+    projector = find_projector(folder)
+    if projector is not None:
+        with open_projector(projector) as read:
+            yield read
+        return
+    files = SafetensorsFiles(folder)
     heads = getattr(getattr(model.config, "vision_config", None), "num_attention_heads", 0)
+    try:
+        yield lambda name, shape: _read_or_compute(model, files, name, shape, heads)
+    finally:
+        files.close()
+
+
+def _fill(model: Any, read: ReadParameter, device: torch.device, dtype: torch.dtype) -> None:
+    """Load a meta model's tensors, and compute those that no checkpoint has."""
     state, wide, lacking = {}, _list_wide(model), list[str]()
     for name, wanted in model.state_dict().items():
         if not wanted.is_floating_point():  # counts of what was seen in training
             continue
-        if _may_lack(model, name) and not any(each in files.names for each in spellings(name)):
+        values = read(name, tuple(wanted.shape))
+        if values is None:
             lacking.append(name)
             continue
-        values = _read_or_compute(model, files, name, tuple(wanted.shape), heads)
         kept = any(f".{part}." in f".{name}." for part in wide)
         state[name] = torch.from_numpy(values).to(device, torch.float32 if kept else dtype)
     model.load_state_dict(state, strict=False, assign=True)
@@ -286,12 +300,17 @@ def _may_lack(model: Any, name: str) -> bool:
 
 def _read_or_compute(
     model: Any, files: Container, name: str, shape: tuple[int, ...], heads: int
-) -> NDArray[np.float32]:
-    """Return a parameter as `read_parameter` does, computed where files lack it and may do so."""
+) -> NDArray[np.float32] | None:
+    """Return a parameter as `read_parameter` does, computed where files lack it and may do so.
+
+    None: transformers has a value for what they lack.
+    """
     compute = getattr(model, "compute_missing", None)  # of a class of ours
     lacks = not any(each in files.names for each in spellings(name))
     computed = compute(name) if compute is not None and lacks else None
     if computed is None:
+        if lacks and _may_lack(model, name):
+            return None
         return read_parameter(files, name, shape, heads)
     found: NDArray[np.float32] = computed.numpy()
     return found

@@ -28,7 +28,7 @@ from tgi_trio.shard.checkpoint.formats.joined_heads import JoinedHeads
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix, number_type
 from tgi_trio.shard.checkpoint.gguf_files import GgufFiles
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
-from tgi_trio.shard.checkpoint.numbers import Floats
+from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
 FUNCTIONS: Final[dict[str, Dequantise]] = BLOCKS | K_BLOCKS | TERNARY_BLOCKS
@@ -161,6 +161,26 @@ def _join(container: Container, module: str, shape: tuple[int, int]) -> JoinedHe
         outputs=range(shape[0]),
         inputs=range(shape[1]),
     )
+
+
+def read_numbers(tensor: RawTensor) -> Floats:
+    """Return all numbers of a tensor as float32 of its shape, and release it.
+
+    Raises ModelLoadError for a scale that is not finite.
+    """
+    kind = BY_NAME.get(tensor.dtype)
+    if kind is None:
+        raise ModelLoadError(
+            f"Tensor {tensor.name!r} in {tensor.file.path} is of the type {tensor.dtype}, which "
+            "has no weights."
+        )
+    content = tensor.take()
+    if kind.plain:
+        return to_float32(content.view(number_type(tensor))).reshape(tensor.shape)
+    width = tensor.shape[-1]
+    blocks = content.reshape(-1, width // kind.weights, kind.bytes)
+    matrix = GgufMatrix(kind, blocks, tensor.file, range(width))
+    return matrix.dequantised().reshape(tensor.shape)
 
 
 def _open(tensor: RawTensor, shape: tuple[int, int]) -> GgufMatrix | PlainMatrix:

@@ -1,0 +1,102 @@
+"""Tiny random models that see, as transformers saves them, and as a text and a projector."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from tests.shard.gguf import converted, converted_first
+from tests.shard.gguf.files import write
+from tgi_trio.model.wrappers import text_name
+
+# The architecture of the text's file, by the family's name among tiny models.
+ARCHITECTURES = {
+    "gemma3": "gemma3",
+    "idefics3": "llama",
+    "mistral3": "llama",
+    "pixtral": "llama",
+    "qwen2_vl": "qwen2vl",
+    "qwen2_5_vl": "qwen2vl",
+    "qwen3_vl": "qwen3vl",
+    "qwen3_5": "qwen35",
+    "smolvlm": "llama",
+}
+_GRID = {"out_hidden_size": 64, "patch_size": 4, "num_heads": 2, "hidden_act": "silu"}
+_QWEN = _GRID | {"depth": 4, "hidden_size": 16, "intermediate_size": 24}
+_BLOCKS = {
+    **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "image_size": 16, "patch_size": 8},
+}
+# Options of the text and, as `whole`, of the tower: of several blocks, and what files cannot say
+# left as it is in published models.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gemma3": {"query_pre_attn_scalar": 16},
+    "qwen2_vl": {
+        "whole": {"vision_config": _QWEN | {"hidden_size": 64, "embed_dim": 16, "depth": 2}}
+    },
+    "qwen2_5_vl": {
+        "whole": {
+            "vision_config": _QWEN | {"fullatt_block_indexes": [1, 3], "tokens_per_second": 2}
+        }
+    },
+    "qwen3_vl": {
+        "num_hidden_layers": 3,
+        "whole": {
+            "vision_config": _QWEN
+            | {"deepstack_visual_indexes": [1, 3], "hidden_act": "gelu_pytorch_tanh"}
+            | {"num_position_embeddings": 16}
+        },
+    },
+    "mistral3": {
+        "whole": {"vision_config": _BLOCKS | {"model_type": "pixtral", "hidden_act": "silu"}}
+    },
+    "smolvlm": {"whole": {"vision_config": _BLOCKS | {"model_type": "smolvlm_vision"}}},
+}
+
+
+def write_text(folder: Path, path: Path, architecture: str, **said: Any) -> Path:
+    """Write the text of a composite model as a GGUF file. Returns the file.
+
+    `folder`: as transformers has saved it; a plain one of the text is made beside `path`. `said`:
+    further metadata, by keys whose dots are two underscores.
+    """
+    whole = json.loads((folder / "config.json").read_text())
+    config = {"tie_word_embeddings": whole.get("tie_word_embeddings", False)}
+    config |= whole["text_config"]
+    plain = path.with_suffix(".plain")
+    plain.mkdir()
+    stored = load_file(folder / "model.safetensors")
+    kept = {text_name(name): tensor for name, tensor in stored.items() if _is_text(name)}
+    save_file(kept, plain / "model.safetensors")
+    if architecture in converted.MODELS:
+        arrays = {name: tensor.float().numpy() for name, tensor in kept.items()}
+        found, tensors = converted.convert(architecture, config, arrays)
+        tokens = [str(token) for token in range(config["vocab_size"])]
+        found |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens}
+    else:
+        found = converted_first.metadata(architecture, config, architecture)
+        tensors = converted_first.tensors(architecture, architecture, plain, config, found)
+    found |= _describe(config, architecture)
+    found |= {key.replace("__", "."): value for key, value in said.items()}
+    write(path, architecture, found, tensors)
+    return path
+
+
+def _is_text(name: str) -> bool:
+    plain = ("lm_head.", "model.layers.", "model.embed_tokens.", "model.norm.")
+    return text_name(name) != name or name.startswith(plain)
+
+
+def _describe(config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """Return what a composite's text says beyond a plain one's."""
+    found: dict[str, Any] = {}
+    sections = (config.get("rope_parameters") or {}).get("mrope_section")
+    if sections:
+        found[f"{architecture}.rope.dimension_sections"] = [*sections, 0]
+    if architecture == "qwen35":  # with the layer that drafts, which is counted
+        kinds = [int(kind != "full_attention") for kind in config["layer_types"]]
+        found["qwen35.attention.recurrent_layers"] = [*kinds, 0]
+    return found
