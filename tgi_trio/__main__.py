@@ -178,6 +178,7 @@ def _serve(
         import logging
 
         from tgi_trio.cli.files import check_files
+        from tgi_trio.hub.projectors import want_projector
         from tgi_trio.hub.resolve import resolve_adapter, resolve_served
         from tgi_trio.launcher import Launcher, bind
         from tgi_trio.model.config import read_config
@@ -208,6 +209,7 @@ def _serve(
             progress=not options.json_output,
             own_tokenizer=options.tokenizer_name is None,
             own_texts=options.adapter_tokenizers != BASE,
+            projector=want_projector(options.mmproj, options.no_mmproj),
         )
         given = options
         options = limit_speculation(replace(options, draft_model=find_drafter(options, found)))

@@ -112,11 +112,6 @@ def llama_tensors(folder: Path, heads: int, kv_heads: int) -> dict[str, np.ndarr
 def llama_metadata(folder: Path, pre: str = "smollm") -> dict[str, Any]:
     """Return the metadata of a Llama's folder with a byte-level tokenizer."""
     config = json.loads((folder / "config.json").read_text())
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    words = json.loads((folder / "tokenizer_config.json").read_text())
-    ids = tokenizer["model"]["vocab"] | {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
-    tokens = sorted(ids, key=lambda token: ids[token])
-    special = {t["content"] for t in tokenizer["added_tokens"] if t["special"]}
     return {
         "general.architecture": "llama",
         "llama.context_length": config["max_position_embeddings"],
@@ -128,6 +123,18 @@ def llama_metadata(folder: Path, pre: str = "smollm") -> dict[str, Any]:
         "llama.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "llama.rope.dimension_count": config["head_dim"],
         "llama.rope.freq_base": config["rope_parameters"]["rope_theta"],
+        **tokenizer_metadata(folder, pre),
+    }
+
+
+def tokenizer_metadata(folder: Path, pre: str) -> dict[str, Any]:
+    """Return the metadata of a folder's byte-level tokenizer, whose texts are cut as `pre` says."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    words = json.loads((folder / "tokenizer_config.json").read_text())
+    ids = tokenizer["model"]["vocab"] | {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
+    tokens = sorted(ids, key=lambda token: ids[token])
+    special = {t["content"] for t in tokenizer["added_tokens"] if t["special"]}
+    return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,

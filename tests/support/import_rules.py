@@ -60,6 +60,12 @@ RULES: dict[str, Rule] = {
     ),
     "hub.names": Rule(ours("errors"), only=NOTHING),
     "hub.gguf": Rule(
+        ours(
+            "errors hub.download hub.names hub.projectors hub.repository model.gguf model.pointers"
+        ),
+        only=NOTHING,
+    ),
+    "hub.projectors": Rule(
         ours("errors hub.download hub.names hub.repository model.gguf model.pointers"),
         only=NOTHING,
     ),

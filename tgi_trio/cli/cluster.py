@@ -69,9 +69,11 @@ def find_division(options: ClusterOptions) -> Divided | None:
     for flag, value in (
         ("--model-id", served.model_id),
         ("--revision", served.revision),
+        ("--mmproj", served.mmproj),
         ("--huggingface-hub-cache", served.huggingface_hub_cache),
     ):
         words += [] if value is None else [flag, str(value)]
+    words += ["--no-mmproj"] if served.no_mmproj else []
     words += ["--trust-remote-code"] if served.trust_remote_code else []
     words += ["--logger-level", served.logger_level]
     words += ["--json-output"] if served.json_output else []

@@ -16,7 +16,8 @@ def find_own_model(options: RankOptions | HostOptions) -> OwnModel:
     """Return the model of this machine; downloads what is missing. Raises ModelLoadError."""
     if options.model_id is None:
         return OwnModel(None, options.trust_remote_code)
-    from tgi_trio.hub.resolve import resolve_served  # heavy, and not always needed
+    from tgi_trio.hub.projectors import want_projector  # heavy, and not always needed
+    from tgi_trio.hub.resolve import resolve_served
 
     found = resolve_served(
         options.model_id,
@@ -25,6 +26,7 @@ def find_own_model(options: RankOptions | HostOptions) -> OwnModel:
         trust_remote_code=options.trust_remote_code,
         progress=not options.json_output,
         own_tokenizer=False,
+        projector=want_projector(options.mmproj, options.no_mmproj),
     )
     return OwnModel(found.model, options.trust_remote_code)
 

@@ -9,6 +9,7 @@ from tgi_trio.conversion.adapters import is_adapter, read_base
 from tgi_trio.conversion.folder import find_pickles, model_files
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.hub.fetching import PICKLES, fetch_pickles
+from tgi_trio.hub.projectors import want_projector
 from tgi_trio.hub.resolve import resolve_model
 from tgi_trio.settings.records import BASE
 
@@ -47,6 +48,7 @@ def download_weights(options: DownloadOptions) -> str:
             auto_convert=options.auto_convert,
             merge_lora=options.merge_lora,
             own_texts=options.adapter_tokenizers != BASE,
+            projector=want_projector(options.mmproj, options.no_mmproj),
             flag="MODEL",
         )
         files = model_files(folder)

@@ -72,6 +72,14 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
         (
             Flag("model-id", "model", "hub repository or local folder", "the embedded model"),
             Flag("revision", "text", "branch, commit or refs/pr/N of a hub repository", "main"),
+            Flag(
+                "mmproj",
+                "text",
+                "projector of a GGUF model that sees: a file, or one of the model's repository or"
+                " folder (mmproj-F16.gguf)",
+                "of a repository or folder its own, F16 before others",
+            ),
+            Flag("no-mmproj", "switch", "serve the text alone of a GGUF model that sees"),
             Flag("dtype", "dtype", f"compute in {', '.join(DTYPES)}", "the checkpoint's"),
             Flag(
                 "quantize",

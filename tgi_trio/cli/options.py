@@ -60,6 +60,8 @@ class DownloadOptions:
     extension: str = ".safetensors"  # of EXTENSIONS
     auto_convert: bool = True  # convert pickles if there are no safetensors
     merge_lora: bool = False  # merge an adapter into its base
+    mmproj: str | None = None  # projector of a GGUF model
+    no_mmproj: bool = False
     adapter_tokenizers: str = OWN  # whose tokenizer and template that has
     huggingface_hub_cache: Path | None = None
     trust_remote_code: bool = False
@@ -112,6 +114,8 @@ class _Computing:
     cluster_secret_file: Path | None = None
     model_id: str | None = None  # None: the router's folder, which exists here as well
     revision: str | None = None
+    mmproj: str | None = None  # projector of a GGUF model
+    no_mmproj: bool = False
     huggingface_hub_cache: Path | None = None
     trust_remote_code: bool = False
     json_output: bool = False

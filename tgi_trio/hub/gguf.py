@@ -14,9 +14,15 @@ from typing import Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.download import download, list_files
 from tgi_trio.hub.names import is_there
+from tgi_trio.hub.projectors import (
+    NO_PROJECTOR,
+    WantedProjector,
+    fetch_projector,
+    find_local,
+    make_folder,
+)
 from tgi_trio.hub.repository import Repository
 from tgi_trio.model.gguf.files import SUFFIX, list_parts, parse_part_name
-from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.pointers import refuse_pointers
 
 # Files beside a model that are none: what sees and hears for it, what drafts for it, and what
@@ -33,18 +39,27 @@ def split_choice(model_id: str, flag: str) -> tuple[str, str]:
     return name, choice
 
 
-def local_gguf(place: Path, choice: str, *, tokenizer: bool = True, flag: str) -> Path:
+def local_gguf(
+    place: Path,
+    choice: str,
+    *,
+    tokenizer: bool = True,
+    projector: WantedProjector = NO_PROJECTOR,
+    flag: str,
+) -> Path:
     """Return a model folder of a GGUF file, or of one in a folder, which `flag` names.
 
     Raises ModelLoadError.
     """
-    if place.is_dir():
+    among = place.is_dir()
+    if among:
         names = [path.name for path in place.glob(f"*{SUFFIX}")]
         place = place / choose(names, choice, str(place), flag, local=True)
     elif choice:
         raise ModelLoadError(f"{place} is one file, so {choice!r} chooses nothing of it")
     refuse_pointers([place])
-    return gguf_folder(place, tokenizer=tokenizer)
+    tower = find_local(projector, place, among=among)
+    return make_folder(place, tower, projector, tokenizer=tokenizer)
 
 
 def has_gguf(folder: Path) -> bool:
@@ -57,15 +72,24 @@ def lists_gguf(repository: Repository) -> bool:
     return bool(_models(list_files(repository)))
 
 
-def fetch_gguf(repository: Repository, choice: str, *, tokenizer: bool = True) -> Path:
+def fetch_gguf(
+    repository: Repository,
+    choice: str,
+    *,
+    tokenizer: bool = True,
+    projector: WantedProjector = NO_PROJECTOR,
+) -> Path:
     """Return a model folder of a file of a repository, which is downloaded, with all of its parts.
 
     Raises ModelLoadError.
     """
-    first = choose(list_files(repository), choice, repository.name, repository.flag)
+    names = list_files(repository)
+    first = choose(names, choice, repository.name, repository.flag)
     folder, _, file = first.rpartition("/")
     wanted = [f"{folder}/{part}" if folder else part for part in list_parts(file)]
-    return gguf_folder(download(repository, wanted, ()) / first, tokenizer=tokenizer)
+    model = download(repository, wanted, ()) / first
+    tower = fetch_projector(projector, repository, first, names)
+    return make_folder(model, tower, projector, tokenizer=tokenizer)
 
 
 def choose(names: Iterable[str], choice: str, place: str, flag: str, *, local: bool = False) -> str:

@@ -22,6 +22,7 @@ from tgi_trio.hub.folders import check_folder, check_heads, has_weights, is_gguf
 from tgi_trio.hub.gguf import fetch_gguf, lists_gguf, local_gguf, split_choice
 from tgi_trio.hub.library import import_huggingface_hub
 from tgi_trio.hub.names import is_there, local_folder, refuse_address
+from tgi_trio.hub.projectors import NO_PROJECTOR, WantedProjector
 from tgi_trio.hub.repository import Repository, hub_token
 from tgi_trio.model.speculators.recognise import base_of_heads, find_kind
 
@@ -73,6 +74,7 @@ def resolve_model(
     auto_convert: bool = True,
     merge_lora: bool = True,
     own_texts: bool = True,
+    projector: WantedProjector = NO_PROJECTOR,
     flag: str = "--model-id",
 ) -> Path:
     """Return the folder of a model alone; see `resolve_served`."""
@@ -85,6 +87,7 @@ def resolve_model(
         auto_convert=auto_convert,
         merge_lora=merge_lora,
         own_texts=own_texts,
+        projector=projector,
         flag=flag,
     ).model
 
@@ -115,6 +118,7 @@ def resolve_served(
     merge_lora: bool = True,
     own_tokenizer: bool = True,
     own_texts: bool = True,
+    projector: WantedProjector = NO_PROJECTOR,
     flag: str = "--model-id",
 ) -> Served:
     """Return the folder of a model, ready to load; downloads it where that is needed.
@@ -127,11 +131,13 @@ def resolve_served(
     weights that are only there as pickles are converted, beside them. With `merge_lora` an adapter
     is merged into its base, in our cache (`own_texts`: with its own tokenizer, template and ends);
     without it the adapter's folder is returned. A model whose parts lie in other repositories
-    (`hub/composed.py`) is returned with them. `progress` shows bars on stderr, `flag` is what
+    (`hub/composed.py`) is returned with them, and a GGUF file with the projector that is wanted:
+    `projector`. `progress` shows bars on stderr, `flag` is what
     errors call the name's place on the command line. Blocks meanwhile. Raises ModelLoadError, with
     what to do about it, for no such model, or one that is not served.
     """
     if model_id is None or model_id == demo.MODEL_ID:
+        _refuse_projector(projector, "the embedded model")
         return Served(_embedded(revision, flag))
 
     hub = _Hub(cache_dir, hub_token(), progress, trust_remote_code)
@@ -140,11 +146,12 @@ def resolve_served(
     folder = local_folder(name, flag)
     if folder is None:
         source = hub.repository(name, revision, flag)
+        fetch = partial(fetch_gguf, source, choice, tokenizer=own_tokenizer, projector=projector)
         if choice:
-            return Served(fetch_gguf(source, choice, tokenizer=own_tokenizer))
+            return Served(fetch())
         folder = fetch_repository(source, trust_remote_code)
         if not has_weights(folder) and lists_gguf(source):
-            return Served(fetch_gguf(source, choice, tokenizer=own_tokenizer))
+            return Served(fetch())
         if not folder.is_dir():  # as nothing was wanted of what is there
             raise ModelLoadError(f"the hub repository {name} holds none of a model's files")
     elif revision is not None:
@@ -152,13 +159,24 @@ def resolve_served(
             f"{model_id} is a local folder, so it has no revision: leave --revision out"
         )
     elif choice or is_gguf(folder):
-        return Served(local_gguf(folder, choice, tokenizer=own_tokenizer, flag=flag))
+        return Served(
+            local_gguf(folder, choice, tokenizer=own_tokenizer, projector=projector, flag=flag)
+        )
+    _refuse_projector(projector, str(folder))
     if find_kind(folder) is None and not is_adapter(folder):
         checked = check_folder(folder, auto_convert=auto_convert)
         return Served(compose(checked, hub.fetch, auto_convert=auto_convert))
 
     merge = partial(merge_model, own_texts=own_texts) if merge_lora else None
     return _add_base(folder, model_id, hub.fetch, merge, auto_convert=auto_convert)
+
+
+def _refuse_projector(projector: WantedProjector, model: str) -> None:
+    if projector.name is not None:
+        raise ModelLoadError(
+            f"{model} is no GGUF file, so --mmproj has no place: a model's folder has its own "
+            "tower, if it sees"
+        )
 
 
 def _embedded(revision: str | None, flag: str) -> Path:

@@ -88,6 +88,8 @@ class AsGiven(ShardOptions):
     """Settings that need no decision: the same in `Options` and in `Settings`."""
 
     revision: str | None = None
+    mmproj: str | None = None  # projector of a GGUF model: a path, or a file beside the model's
+    no_mmproj: bool = False  # no projector, so that no images are served
     huggingface_hub_cache: Path | None = None
     tokenizer_name: str | None = None  # folder or repository; None: the model's
     tokenizer_config_path: Path | None = None

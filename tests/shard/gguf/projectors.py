@@ -23,7 +23,11 @@ Tensors = Iterator[tuple[str, Array]]
 
 TYPES = {
     "gemma3": "gemma3",
+    "gemma4": "gemma4v",
     "idefics3": "idefics3",
+    "internvl": "internvl",
+    "lfm2_vl": "lfm2",
+    "llama4": "llama4",
     "llava": "pixtral",  # Pixtral 12B
     "mistral3": "pixtral",
     "qwen2_vl": "qwen2vl_merger",
@@ -40,8 +44,11 @@ _ALIASES = (
     ("vision_tower.", "vision_tower.vision_model."),
     ("vision_model.", "model.vision_model."),
     ("connector.", "model.connector."),
-    ("vision_tower.vision_model.", "vision_tower.vision_model."),
+    ("vision_tower.", "model.vision_tower."),
+    ("vision_tower.encoder.", "vision_model.model."),
+    ("embed_vision.", "model.embed_vision."),
 )
+_ENDINGS = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 _FRAMES = ("v.patch_embd.weight", "v.patch_embd.weight.1")
 
 
@@ -99,28 +106,34 @@ def describe(config: Config, pixels: Config) -> dict[str, Any]:
     tower, kind = dict(config["vision_config"]), config["model_type"]
     if kind == "qwen2_vl":  # as in `Qwen2VLVisionModel`
         tower |= {"intermediate_size": tower["hidden_size"], "hidden_size": tower["embed_dim"]}
-    side = int(tower.get("num_position_embeddings", 1600) ** 0.5) * tower["patch_size"]
+    side = int(tower.get("num_position_embeddings", 1600) ** 0.5) * _one(tower["patch_size"])
     said = {
         "general.type": "mmproj",
         "clip.has_vision_encoder": True,
         "clip.projector_type": TYPES[kind],
         "clip.vision.projection_dim": config["text_config"]["hidden_size"],
-        "clip.vision.image_size": tower.get("image_size", side),
-        "clip.vision.patch_size": tower["patch_size"],
+        "clip.vision.image_size": _one(tower.get("image_size", side)),
+        "clip.vision.patch_size": _one(tower["patch_size"]),
         "clip.vision.embedding_length": tower["hidden_size"],
         "clip.vision.feed_forward_length": tower["intermediate_size"],
         "clip.vision.block_count": tower.get("num_hidden_layers", tower.get("depth")),
         "clip.vision.attention.head_count": tower.get(
             "num_attention_heads", tower.get("num_heads")
         ),
-        "clip.vision.attention.layer_norm_epsilon": tower.get("layer_norm_eps", 1e-6),
-        "clip.vision.image_mean": pixels["image_mean"],
-        "clip.vision.image_std": pixels["image_std"],
+        "clip.vision.attention.layer_norm_epsilon": tower.get(
+            "layer_norm_eps", tower.get("norm_eps", 1e-6)
+        ),
+        "clip.vision.image_mean": pixels.get("image_mean", [0.0, 0.0, 0.0]),
+        "clip.vision.image_std": pixels.get("image_std", [1.0, 1.0, 1.0]),
     }
     activation = {"silu": "use_silu", "gelu": "use_gelu", "gelu_pytorch_tanh": "use_gelu"}
-    if tower["hidden_act"] in activation:
-        said[f"clip.{activation[tower['hidden_act']]}"] = True
+    if (own := activation.get(tower.get("hidden_act", ""))) is not None:
+        said[f"clip.{own}"] = True
     return said | _OWN.get(TYPES[kind], _nothing)(config, pixels)
+
+
+def _one(side: int | list[int]) -> int:
+    return side[0] if isinstance(side, list) else side
 
 
 def _nothing(config: Config, pixels: Config) -> dict[str, Any]:
@@ -163,6 +176,21 @@ def _describe_idefics3(config: Config, pixels: Config) -> dict[str, Any]:
     }
 
 
+def _describe_gemma4(config: Config, pixels: Config) -> dict[str, Any]:
+    """A projector of two towers says which is which; here there is no other."""
+    return {
+        "clip.projector_type": None,
+        "clip.vision.projector_type": "gemma4v",
+        "clip.vision.projector.scale_factor": config["vision_config"]["pooling_kernel_size"],
+    }
+
+
+def _describe_ratio(config: Config, pixels: Config) -> dict[str, Any]:
+    ratio = config.get("downsample_ratio") or config["vision_config"].get("pixel_shuffle_ratio")
+    merge = config.get("downsample_factor") or int(1 / ratio)
+    return {"clip.vision.projector.scale_factor": merge}
+
+
 def _describe_pixtral(config: Config, pixels: Config) -> dict[str, Any]:
     merge = config.get("spatial_merge_size")
     return {} if merge is None else {"clip.vision.spatial_merge_size": merge}
@@ -170,7 +198,11 @@ def _describe_pixtral(config: Config, pixels: Config) -> dict[str, Any]:
 
 _OWN: dict[str, Callable[[Config, Config], dict[str, Any]]] = {
     "gemma3": _describe_gemma3,
+    "gemma4v": _describe_gemma4,
     "idefics3": _describe_idefics3,
+    "internvl": _describe_ratio,
+    "lfm2": _describe_ratio,
+    "llama4": _describe_ratio,
     "pixtral": _describe_pixtral,
     "qwen2.5vl_merger": _describe_qwen25,
     "qwen3vl_merger": _describe_qwen3,
@@ -189,7 +221,7 @@ def convert(folder: Path, config: Config) -> Tensors:
                 yield name, changed
                 continue
             tried = (name, *(name.replace(new, old, 1) for new, old in _ALIASES))
-            found = (names.get_name(each, try_suffixes=(".weight", ".bias")) for each in tried)
+            found = (names.get_name(each, try_suffixes=_ENDINGS) for each in tried)
             yield next(filter(None, found)), changed
     if TYPES[config["model_type"]] == "pixtral":  # a row of the text's embeddings
         yield "v.token_embd.img_break", np.zeros(config["text_config"]["hidden_size"])
@@ -212,7 +244,60 @@ def _modify(name: str, array: Array, config: Config) -> Tensors:
     elif tower["model_type"] == "pixtral" and re.search(r"\.[qk]_proj\.", name):
         halves = array.reshape(tower["num_attention_heads"], 2, -1, *array.shape[1:])
         yield name, halves.swapaxes(1, 2).reshape(array.shape)  # `LlavaVisionModel`
+    elif kind in _RENAMED:
+        yield from _RENAMED[kind](name, array)
     elif "soft_emb_norm" in name:  # `Gemma3VisionModel`
         yield name, array + 1
     else:
         yield name.replace("_projection_weight", "_projection.weight"), array
+
+
+def _rename_internvl(name: str, array: Array) -> Tensors:
+    """`InternVisionModel`, of a checkpoint as transformers saves it."""
+    places = {"layer_norm": "mm.model.mlp.0", "linear_1": "mm.model.mlp.1"}
+    places["linear_2"] = "mm.model.mlp.3"
+    found = re.fullmatch(r"multi_modal_projector\.(\w+)\.(weight|bias)", name)
+    if found is not None:
+        name = f"{places[found[1]]}.{found[2]}"
+    whole = ".lambda_" in name or name.endswith("position_embeddings")
+    yield f"{name}.weight" if whole else name, array
+
+
+def _rename_gemma4(name: str, array: Array) -> Tensors:
+    """`Gemma4VisionAudioModel`."""
+    name = name.replace(".linear.weight", ".weight")
+    if name.endswith("position_embedding_table"):
+        name += ".weight"
+    if name.endswith("patch_embedder.input_proj.weight"):
+        array = _as_convolution(array)
+    yield name, array
+
+
+def _rename_lfm2(name: str, array: Array) -> Tensors:
+    """`LFM2VLModel`."""
+    yield name, _as_convolution(array) if name.endswith("patch_embedding.weight") else array
+
+
+def _as_convolution(array: Array) -> Array:
+    side = int((array.shape[1] // 3) ** 0.5)
+    return np.moveaxis(array.reshape(-1, side, side, 3), -1, 1)
+
+
+def _rename_llama4(name: str, array: Array) -> Tensors:
+    """`Llama4VisionModel`; the package's table has Gemma 4's norm for one of its names."""
+    if "positional_embedding_vlm" in name:
+        name += ".weight"
+    block = re.fullmatch(
+        r"vision_model\.model\.layers\.(\d+)\.post_attention_layernorm\.(\w+)", name
+    )
+    if block is not None:
+        name = f"v.blk.{block[1]}.ln2.{block[2]}"
+    yield name.replace("multi_modal_projector.linear_1", "mm.model.fc"), array
+
+
+_RENAMED: dict[str, Callable[[str, Array], Tensors]] = {
+    "gemma4": _rename_gemma4,
+    "internvl": _rename_internvl,
+    "lfm2_vl": _rename_lfm2,
+    "llama4": _rename_llama4,
+}

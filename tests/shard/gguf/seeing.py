@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,17 @@ from tests.shard.gguf import converted, converted_first
 from tests.shard.gguf.files import write
 from tgi_trio.model.wrappers import text_name
 
-# The architecture of the text's file, by the family's name among tiny models.
+# The architecture of the text's file, by the family's name among tiny models, and a case's own.
 ARCHITECTURES = {
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
+    "gemma4/larger": "gemma4",
+    "gemma4/clipped": "gemma4",
     "idefics3": "llama",
+    "internvl": "qwen2",
+    "internvl/normed": "qwen3",
+    "lfm2_vl": "lfm2",
+    "llama4": "llama4",
     "mistral3": "llama",
     "pixtral": "llama",
     "qwen2_vl": "qwen2vl",
@@ -34,6 +42,32 @@ _BLOCKS = {
 # left as it is in published models.
 OPTIONS: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16},
+    "gemma4/larger": {
+        **{"num_kv_shared_layers": 0, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0},
+        "use_bidirectional_attention": "vision",
+    },
+    "gemma4/clipped": {
+        "whole": {
+            "vision_config": {
+                **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2},
+                **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4},
+                **{"patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 12},
+                **{"use_clipped_linears": True, "standardize": True},
+            }
+        }
+    },
+    "internvl/normed": {
+        "model_type": "qwen3",
+        "head_dim": 16,
+        "whole": {
+            "vision_config": {
+                **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2},
+                **{"num_attention_heads": 2, "image_size": [16, 16], "patch_size": [8, 8]},
+                **{"use_qk_norm": True, "attention_bias": False, "norm_type": "rms_norm"},
+            }
+        },
+    },
+    "llama4": {"attention_chunk_size": 8192},
     "qwen2_vl": {
         "whole": {"vision_config": _QWEN | {"hidden_size": 64, "embed_dim": 16, "depth": 2}}
     },
@@ -57,11 +91,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_text(folder: Path, path: Path, architecture: str, **said: Any) -> Path:
+def write_text(
+    folder: Path, path: Path, architecture: str, said: Mapping[str, Any] | None = None
+) -> Path:
     """Write the text of a composite model as a GGUF file. Returns the file.
 
     `folder`: as transformers has saved it; a plain one of the text is made beside `path`. `said`:
-    further metadata, by keys whose dots are two underscores.
+    further metadata.
     """
     whole = json.loads((folder / "config.json").read_text())
     config = {"tie_word_embeddings": whole.get("tie_word_embeddings", False)}
@@ -80,7 +116,7 @@ def write_text(folder: Path, path: Path, architecture: str, **said: Any) -> Path
         found = converted_first.metadata(architecture, config, architecture)
         tensors = converted_first.tensors(architecture, architecture, plain, config, found)
     found |= _describe(config, architecture)
-    found |= {key.replace("__", "."): value for key, value in said.items()}
+    found |= said or {}
     write(path, architecture, found, tensors)
     return path
 
@@ -96,6 +132,8 @@ def _describe(config: dict[str, Any], architecture: str) -> dict[str, Any]:
     sections = (config.get("rope_parameters") or {}).get("mrope_section")
     if sections:
         found[f"{architecture}.rope.dimension_sections"] = [*sections, 0]
+    if config.get("pad_token_id") is not None:
+        found["tokenizer.ggml.padding_token_id"] = config["pad_token_id"]
     if architecture == "qwen35":  # with the layer that drafts, which is counted
         kinds = [int(kind != "full_attention") for kind in config["layer_types"]]
         found["qwen35.attention.recurrent_layers"] = [*kinds, 0]

@@ -85,6 +85,8 @@ def _metadata_files(files: list[Path], tokenizer: bool, projector: Path | None) 
     contents: dict[str, Mapping[str, Any]] = {"config.json": config}
     if projector is not None:
         tower, kind = read_projector(projector)
+        if (padding := vocabulary.role("padding")) is not None:
+            config["pad_token_id"] = padding  # as which layers of Gemma 4 read an image's tokens
         contents = make_composite(model, config, tower, kind, projector)
         if tokenizer:
             vocabulary = with_placeholder(vocabulary, kind.placeholder, files[0])

@@ -114,7 +114,10 @@ def gemma4(model: GgufModel, values: Values) -> Values:
         "model_type": "gemma4_text",
         "head_dim": narrow,
         "num_key_value_heads": sliding or full,
-        "per_layer_config": {FULL: {"head_dim": wide, "num_key_value_heads": full or sliding}},
+        "per_layer_config": {
+            str(place): {"head_dim": wide, "num_key_value_heads": full or sliding}
+            for place in dict.fromkeys((*whole, layers - 1))  # the last has no window in any case
+        },
         "attention_k_eq_v": bool(whole) and f"blk.{whole[0]}.attn_v.weight" not in model.tensors,
         "layer_types": kinds,
         "sliding_window": read_count(model, "attention.sliding_window"),

@@ -48,9 +48,11 @@ def make_composite(
         whole |= {key: config[key] for key in _OF_WHOLE if key in config}
         normal = read_normal(tower)
         found: dict[str, Mapping[str, Any]] = {
-            "config.json": whole | {"text_config": own},
+            "config.json": whole | {"text_config": own | whole.get("text_config", {})},
             "preprocessor_config.json": projector.process(tower) | normal,
         }
+        if projector.process_whole is not None:
+            found["processor_config.json"] = projector.process_whole(tower)
         if projector.process_video is not None:
             found["video_preprocessor_config.json"] = projector.process_video(tower) | normal
     return found
@@ -69,7 +71,11 @@ def _check_length(tower: GgufModel, projector: Projector, config: Values, file: 
 
 def _text(text: GgufModel, config: Values, kind: Kind) -> Values:
     """Return what config.json says of the text, under the type that it has in this composite."""
-    own = {key: value for key, value in config.items() if key not in _OF_WHOLE[:2]}
+    own = {
+        key: value
+        for key, value in config.items()
+        if key not in _OF_WHOLE[:2] and value is not None  # which transformers reads as stated
+    }
     if kind.text_type:
         own["model_type"] = kind.text_type
     sections = text.get(_SECTIONS)

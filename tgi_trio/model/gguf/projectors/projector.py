@@ -41,8 +41,8 @@ class Projector:
 
     kinds: Mapping[str, Kind]  # by the architecture of the text
     # What config.json says beside the text: `vision_config`, and what belongs to the whole, its
-    # type where it is another than the kind's. (the projector, the text's values) -> values; raises
-    # ValueError.
+    # type where it is another than the kind's; in `text_config`, what the tower adds to it.
+    # (the projector, the text's values) -> values; raises ValueError.
     describe: Callable[[GgufModel, Values], Values]
     # preprocessor_config.json, without means and deviations; raises ValueError.
     process: Callable[[GgufModel], Values]
@@ -50,6 +50,8 @@ class Projector:
     output: tuple[str, int]  # a tensor, and its axis that is as long as the text's embeddings
     placeholder: str  # the token in whose places an image's features stand
     changes: Mapping[str, Change] = field(default_factory=dict)  # by module of the class
+    # processor_config.json, where there is anything to say that is not in config.json.
+    process_whole: Callable[[GgufModel], Values] | None = None
     # video_preprocessor_config.json, where it is not that of images.
     process_video: Callable[[GgufModel], Values] | None = None
     unread: tuple[str, ...] = ()  # tensors that the text's file has as well, or no tower reads

@@ -8,6 +8,10 @@ from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.gguf.files import GgufModel, read_model
+from tgi_trio.model.gguf.projectors.gemma4 import GEMMA4
+from tgi_trio.model.gguf.projectors.internvl import INTERNVL
+from tgi_trio.model.gguf.projectors.lfm2 import LFM2
+from tgi_trio.model.gguf.projectors.llama4 import LLAMA4
 from tgi_trio.model.gguf.projectors.pixtral import PIXTRAL
 from tgi_trio.model.gguf.projectors.projector import Projector
 from tgi_trio.model.gguf.projectors.qwen import QWEN2, QWEN3, QWEN25
@@ -17,7 +21,11 @@ ARCHITECTURE: Final = "clip"  # of all projectors
 
 PROJECTORS: Final[Mapping[str, Projector]] = {
     "gemma3": GEMMA3,
+    "gemma4v": GEMMA4,
     "idefics3": IDEFICS3,
+    "internvl": INTERNVL,
+    "lfm2": LFM2,
+    "llama4": LLAMA4,
     "pixtral": PIXTRAL,
     "qwen2vl_merger": QWEN2,
     "qwen2.5vl_merger": QWEN25,
