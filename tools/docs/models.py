@@ -11,6 +11,7 @@ from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
 from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.block_types import BY_NAME
 from tgi_trio.model.gguf.pre_tokenizers import PRE_TOKENIZERS
+from tgi_trio.model.gguf.projectors.table import PROJECTORS
 from tgi_trio.model.specs.t5 import T5_FAMILIES
 from tgi_trio.model.wrappers import TEXT_TYPES
 from tgi_trio.settings.records import DTYPES
@@ -74,6 +75,7 @@ other file is needed. What they say is written into a model folder in
 |---|---|
 | types of tensors | {types} |
 | architectures | {architectures} |
+| projectors | {projectors} |
 | tokenizers | "llama": SentencePiece's BPE; "gemma4": with merges; "gpt2": bytes, cut as {pre} |
 
 Everything else is refused by its name, and so is a damaged file, before a shard starts: scales that
@@ -83,9 +85,8 @@ backend computes with is [above](#formats-and-backends); where that is plain num
 of bfloat16 (without `--dtype`) and exactly the file's up to its rounding. Mistral's window is not
 in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is the
 approximation of GELU, which is that of the family. Baichuan 2's head is normalised, as its
-checkpoints' is, whether its file's was or not. Of a model that sees, its file has the text alone
-(`qwen2vl`, `qwen3vl`, `qwen35`, `gemma4`, `mistral3`, `llama4`, `step35`, `muse-glimmer`,
-`glm5-next`), so it is shown no images. What no file states is that of the published models: the
+checkpoints' is, whether its file's was or not. Of a model that sees, its file has the text alone:
+what sees is in a [second file](#projectors). What no file states is that of the published models: the
 chunks of Llama 4, and how it scales queries; the scales of MiniCPM 3, and in older files those of
 MiniCPM; the limits of MiniMax-M3's gates; how BitNet activates, which is as in llama.cpp if the
 vocabulary is Llama's, and as in Microsoft's model of 2 B weights if it is Llama 3's. Its files in
@@ -110,6 +111,39 @@ Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
 dequantised weights, and a small random model of each architecture, written as GGUF, with the
 folder it was written from (`tests/shard/gguf`).
+
+### Projectors
+
+The tower of a model that sees is a file of its own, `mmproj-....gguf`. With `--model-id
+owner/name:Q4_K_M`, or a folder that has both, it comes with its model: the one in the model's
+folder or nearest above it, F16 before BF16 before others. `--mmproj` names another, a file of this
+machine or of the repository; beside a single file it has to be named. `--no-mmproj` serves the text
+alone. The log says why where one that nobody named cannot be used, and the text is served; one that
+is named and does not fit its text, by type or by the length of its features, ends the start.
+
+```bash
+python -m tgi_trio --model-id model-Q4_K_M.gguf --mmproj mmproj-F16.gguf
+```
+
+Both make the composite model of `transformers` (`model/gguf/projectors/`), and all of
+[images](media.md) holds for it: what is in the prompt, prefixes that are shared, counts, videos of
+Qwen and InternVL. The tower's tensors may be of any type above; they are computed as plain numbers,
+by torch.
+
+| models | projector | of texts | not in the file, so as published |
+|---|---|---|---|
+{projected}
+
+Other types are refused by their name. So are those of sounds alone; of one with both, images are
+served and the log says that sounds are not. Where a vocabulary lacks the token in whose places
+features stand, as most of Gemma 3's do, its last unused one takes its name; a vocabulary without
+one is refused. A file with `idefics3` does not say whether it is Idefics 3 or SmolVLM, which see
+images alike: videos are served of neither. Images are prepared as `transformers` prepares them, and
+not as llama.cpp, whose limits of size are others.
+
+Tokens and logits are those of the whole model in `transformers`, from a text and a projector that
+are written as llama.cpp's converter writes them (`tests/shard/gguf/test_projectors.py`). No file of
+llama.cpp's own has been tried.
 """
 
 _TESTS = """
@@ -135,6 +169,24 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
   penalties and seeds; ours on one rank and on two.
 """
 
+# By type of projector: which models have it, and what such a file does not say.
+PROJECTED: Final = {
+    "gemma3": ("Gemma 3", ""),
+    "gemma4v": (
+        "Gemma 4",
+        "280 tokens of an image at most; that its tokens see each other, in models without "
+        "embeddings by layer",
+    ),
+    "idefics3": ("Idefics 3, SmolVLM, Granite Docling of 2025", "in older files the longest side"),
+    "internvl": ("InternVL 2 to 3.5, Intern-S1", "in older files the number of tiles, 1 to 12"),
+    "lfm2": ("LFM2-VL", "tiles of 512 pixels, 2 to 10; 64 to 256 tokens of an image"),
+    "llama4": ("Llama 4", "16 tiles at most"),
+    "pixtral": ("Pixtral, Mistral Small 3.1 and later", ""),
+    "qwen2vl_merger": ("Qwen2-VL", "56 x 56 to 12,845,056 pixels"),
+    "qwen2.5vl_merger": ("Qwen2.5-VL", "the same; windows of 112 pixels"),
+    "qwen3vl_merger": ("Qwen3-VL, Qwen 3.5 and 3.6", "65,536 to 16,777,216 pixels"),
+}
+
 # Types that stand in others' `text_config` alone.
 INNER = (
     *("deepseek_ocr2_text", "glm4v_moe_text", "glm4v_text", "glm5_next_text", "glm_ocr_text"),
@@ -156,6 +208,8 @@ def render() -> str:
     gguf = _GGUF.format(
         types=", ".join(BY_NAME),
         architectures=", ".join(f"`{name}`" for name in sorted(ARCHITECTURES)),
+        projectors=", ".join(f"`{name}`" for name in sorted(PROJECTORS)),
+        projected="\n".join(_project()),
         pre=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)),
     )
     wrappers = ", ".join(f"`{whole}`" for whole, kind in TEXT_TYPES.items() if kind in FAMILIES)
@@ -163,6 +217,14 @@ def render() -> str:
     head = _HEAD.format(dtypes=", ".join(DTYPES), wrappers=wrappers, paths=render_paths())
     stored = render_formats() + render_backends() + render_quantised()
     return head + families + _TESTS + stored + gguf
+
+
+def _project() -> Iterator[str]:
+    """Yield rows of the table of projectors."""
+    for name in sorted(PROJECTORS):
+        texts = ", ".join(f"`{each}`" for each in sorted(PROJECTORS[name].kinds))
+        models, published = PROJECTED[name]
+        yield f"| {models} | `{name}` | {texts} | {published} |"
 
 
 def _rows() -> Iterator[tuple[str, str, str, str, str, str]]:

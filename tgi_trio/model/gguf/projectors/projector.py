@@ -1,7 +1,7 @@
 """What is known of a type of projectors, and what is read alike of all of them.
 
 Sources: llama.cpp's converter (`MmprojModel` and its subclasses), the reader of its files
-(`tools/mtmd/clip.cpp`), names of `gguf.constants`.
+(`tools/mtmd/clip.cpp`), names of its package gguf.
 """
 
 from __future__ import annotations
