@@ -136,7 +136,7 @@ def changed(home: Path, tmp_path: Path, **said: Any) -> Path:
     return write_projector(home / "source", tmp_path / "mmproj.gguf", "F32", keys)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another type": ({"projector_type": "ultravox"}, "of the type 'ultravox'.*qwen3vl_merger"),
     "no type": ({"projector_type": None}, "of the type ''"),
     "sounds alone": (
@@ -164,8 +164,7 @@ def test_what_does_not_fit_is_refused_by_a_sentence(
 def test_a_projector_of_a_model_of_another_size_is_refused(source: Make, tmp_path: Path) -> None:
     home = source("qwen2_5_vl")
     tower = OPTIONS["qwen2_5_vl"]["whole"]["vision_config"] | {"out_hidden_size": 128}
-    wide = {"hidden_size": 128, "whole": {"vision_config": tower}}
-    make_folder(tmp_path / "larger", "qwen2_5_vl", **wide)
+    make_folder(tmp_path / "larger", "qwen2_5_vl", hidden_size=128, whole={"vision_config": tower})
     other = write_projector(tmp_path / "larger", tmp_path / "mmproj.gguf")
     with pytest.raises(
         ModelLoadError, match="features of 128 numbers, and embeddings of the model"

@@ -44,7 +44,7 @@ def make_composite(
         list_parameters(tower, projector)
         own = _text(text, config, kind)
         _check_deep(text, tower)
-        whole = {"model_type": kind.model_type} | projector.describe(tower, own)
+        whole: Values = {"model_type": kind.model_type} | projector.describe(tower, own)
         whole |= {key: config[key] for key in _OF_WHOLE if key in config}
         normal = read_normal(tower)
         found: dict[str, Mapping[str, Any]] = {
