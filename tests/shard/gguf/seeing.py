@@ -38,23 +38,23 @@ _BLOCKS = {
     **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2},
     **{"num_attention_heads": 2, "image_size": 16, "patch_size": 8},
 }
+_GEMMA4 = {
+    **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4},
+    **{"patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 128},
+}
 # Options of the text and, as `whole`, of the tower: of several blocks, and what files cannot say
 # left as it is in published models.
 OPTIONS: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16},
+    "gemma4": {"whole": {"vision_config": _GEMMA4}},
     "gemma4/larger": {
+        "whole": {"vision_config": _GEMMA4},
         **{"num_kv_shared_layers": 0, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0},
         "use_bidirectional_attention": "vision",
     },
     "gemma4/clipped": {
-        "whole": {
-            "vision_config": {
-                **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2},
-                **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4},
-                **{"patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 12},
-                **{"use_clipped_linears": True, "standardize": True},
-            }
-        }
+        "whole": {"vision_config": _GEMMA4 | {"use_clipped_linears": True, "standardize": True}}
     },
     "internvl/normed": {
         "model_type": "qwen3",
@@ -85,7 +85,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         },
     },
     "mistral3": {
-        "whole": {"vision_config": _BLOCKS | {"model_type": "pixtral", "hidden_act": "silu"}}
+        "whole": {
+            "vision_config": _BLOCKS
+            | {"model_type": "pixtral", "hidden_act": "silu", "image_size": 48}
+        }
     },
     "smolvlm": {"whole": {"vision_config": _BLOCKS | {"model_type": "smolvlm_vision"}}},
 }

@@ -17,14 +17,18 @@ from safetensors.torch import load_file
 
 from tests.shard.gguf.projectors import TYPES, write_projector
 from tests.shard.gguf.seeing import ARCHITECTURES, OPTIONS, write_text
-from tests.shard.media.images_support import Golden, Model, make_folder
+from tests.shard.media.images_support import Golden, Model, arena, make_folder
 from tests.shard.media.test_families import check
 from tests.shard.torch_backend.models_support import load
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.images import ArenaPlace, read_bundle, write_bundle
+from tgi_trio.media.processors import PixelProcessor
 from tgi_trio.model.config import read_config
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.gguf.projectors.table import PROJECTORS
 from tgi_trio.model.image_rules import image_rules
+from tgi_trio.router.media.layouts.layout import ImageSize
+from tgi_trio.router.media.served_images import find_served_images
 from tgi_trio.shard.media.projector_parameters import open_projector
 from tgi_trio.shard.media.tower import load_tower
 
@@ -74,6 +78,7 @@ def test_tokens_and_logits_are_those_of_the_whole_model(source: Make, family: st
     check(whole, runner, recorder)
 
 
+@pytest.mark.sampled(2, first=1)
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_the_config_is_that_of_the_source(source: Make, family: str) -> None:
     home = source(family)
@@ -97,6 +102,26 @@ def test_the_config_is_that_of_the_source(source: Make, family: str) -> None:
         assert pixels["image_std"] == pytest.approx(expected["image_std"])
     else:
         assert (pixels["image_mean"], pixels["image_std"]) == ([0.0] * 3, [1.0] * 3)
+
+
+@pytest.mark.sampled(4, first=2)
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_pictures_are_prepared_for_the_tower(source: Make, family: str) -> None:
+    """Its features are as many as the prompt has places for, which only settings say."""
+    home = source(family)
+    folder = join(home, write_projector(home / "source", home / "pictures.gguf", "F32"))
+    model, why = find_served_images(folder)
+    assert model is not None and model.layout is not None, why
+    tower = load_tower(folder, read_config(folder).model_type, torch.device("cpu"), torch.float32)
+    given = model.layout.processor_options
+    processor = PixelProcessor(model.family, model.processor, given)
+    for size in (ImageSize(100, 80), ImageSize(60, 130)):
+        with arena(2**22) as memory:
+            place = memory.view(ArenaPlace(0, memory.nbytes))
+            pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+            write_bundle(place, processor.process(pixels))
+            features = tower.encode(read_bundle(place)).rows
+        assert len(features) == model.layout.count_features(size)
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("F16", 2**-11), ("BF16", 2**-8), ("Q8_0", 2**-7)])
