@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,6 +57,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = make_folder(tmp_path, "llava")
     load_encoder(settings(found, "cpu"), os.sched_getaffinity(0))  # imports are not the device's
     return found
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_the_largest_image_is_as_others_come(family: str) -> None:
+    """Patches of Qwen's processor are floats, which no tower takes for a picture's bytes."""
+    told = {"family": family, "settings": PROCESSOR, "given": {}, "height": 64, "width": 96}
+    bundle = largest.make_largest(json.dumps(told))
+    assert bundle["pixel_values"].dtype == np.uint8
 
 
 def test_the_peak_is_measured_where_the_tower_is(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.ipc.images import bundle_bytes, read_bundle, write_bundle
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.media.feature_extractors import FeatureExtractor
@@ -21,11 +22,15 @@ from tgi_trio.shard.media.features import Bundle, ImageEncoder
 def make_largest(text: str) -> Bundle:
     """Return the bundle of a black image of the size in `ShardSettings.largest_image`.
 
-    Raises ModelLoadError as `PixelProcessor` does, and ValueError.
+    It has the dtypes of one that comes through the arena. Raises ModelLoadError as `PixelProcessor`
+    does, and ValueError.
     """
     told = json.loads(text)
     processor = PixelProcessor(told["family"], told["settings"], told["given"])
-    return processor.process(np.zeros((told["height"], told["width"], 3), np.uint8))
+    arrays = processor.process(np.zeros((told["height"], told["width"], 3), np.uint8))
+    memory = memoryview(bytearray(bundle_bytes(arrays)))
+    write_bundle(memory, arrays)
+    return read_bundle(memory)
 
 
 def make_longest(text: str) -> Bundle:
