@@ -86,9 +86,9 @@ of bfloat16 (without `--dtype`) and exactly the file's up to its rounding. Mistr
 in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is the
 approximation of GELU, which is that of the family. Baichuan 2's head is normalised, as its
 checkpoints' is, whether its file's was or not. Of a model that sees, its file has the text alone:
-what sees is in a [second file](#projectors). What no file states is that of the published models: the
-chunks of Llama 4, and how it scales queries; the scales of MiniCPM 3, and in older files those of
-MiniCPM; the limits of MiniMax-M3's gates; how BitNet activates, which is as in llama.cpp if the
+what sees is in a [second file](#projectors). What no file states is that of the published models:
+the chunks of Llama 4, and how it scales queries; the scales of MiniCPM 3, and in older files those
+of MiniCPM; the limits of MiniMax-M3's gates; how BitNet activates, which is as in llama.cpp if the
 vocabulary is Llama's, and as in Microsoft's model of 2 B weights if it is Llama 3's. Its files in
 bitnet.cpp's own type, I2_S, are refused by name: their order differs between the machines that
 write them, and nothing in them tells which. Layers that draft further tokens
@@ -177,13 +177,14 @@ PROJECTED: Final = {
         "280 tokens of an image at most; that its tokens see each other, in models without "
         "embeddings by layer",
     ),
+    "glm4v": ("GLM-4.1V, GLM-4.6V Flash", "12,544 to 9,633,792 pixels"),
     "idefics3": ("Idefics 3, SmolVLM, Granite Docling of 2025", "in older files the longest side"),
     "internvl": ("InternVL 2 to 3.5, Intern-S1", "in older files the number of tiles, 1 to 12"),
     "lfm2": ("LFM2-VL", "tiles of 512 pixels, 2 to 10; 64 to 256 tokens of an image"),
     "llama4": ("Llama 4", "16 tiles at most"),
     "pixtral": ("Pixtral, Mistral Small 3.1 and later", ""),
     "qwen2vl_merger": ("Qwen2-VL", "56 x 56 to 12,845,056 pixels"),
-    "qwen2.5vl_merger": ("Qwen2.5-VL", "the same; windows of 112 pixels"),
+    "qwen2.5vl_merger": ("Qwen2.5-VL", "56 x 56 to 12,845,056 pixels; windows of 112"),
     "qwen3vl_merger": ("Qwen3-VL, Qwen 3.5 and 3.6", "65,536 to 16,777,216 pixels"),
 }
 

@@ -24,6 +24,7 @@ Tensors = Iterator[tuple[str, Array]]
 TYPES = {
     "gemma3": "gemma3",
     "gemma4": "gemma4v",
+    "glm4v": "glm4v",
     "idefics3": "idefics3",
     "internvl": "internvl",
     "lfm2_vl": "lfm2",
@@ -121,7 +122,7 @@ def describe(config: Config, pixels: Config) -> dict[str, Any]:
             "num_attention_heads", tower.get("num_heads")
         ),
         "clip.vision.attention.layer_norm_epsilon": tower.get(
-            "layer_norm_eps", tower.get("norm_eps", 1e-6)
+            "layer_norm_eps", tower.get("norm_eps", tower.get("rms_norm_eps", 1e-6))
         ),
         "clip.vision.image_mean": pixels.get("image_mean", [0.0, 0.0, 0.0]),
         "clip.vision.image_std": pixels.get("image_std", [1.0, 1.0, 1.0]),

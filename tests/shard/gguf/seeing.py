@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "gemma4": "gemma4",
     "gemma4/larger": "gemma4",
     "gemma4/clipped": "gemma4",
+    "glm4v": "glm4",
     "idefics3": "llama",
     "internvl": "qwen2",
     "internvl/normed": "qwen3",
@@ -55,6 +56,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "gemma4/clipped": {
         "whole": {"vision_config": _GEMMA4 | {"use_clipped_linears": True, "standardize": True}}
+    },
+    "glm4v": {
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+        "rope_parameters": {
+            **{"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+            "partial_rotary_factor": 0.5,
+        },
+        "whole": {"vision_config": _QWEN | {"depth": 2, "image_size": 16, "hidden_size": 16}},
     },
     "internvl/normed": {
         "model_type": "qwen3",

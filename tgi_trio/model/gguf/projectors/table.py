@@ -9,6 +9,7 @@ from typing import Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.gguf.files import GgufModel, read_model
 from tgi_trio.model.gguf.projectors.gemma4 import GEMMA4
+from tgi_trio.model.gguf.projectors.glm import GLM4V
 from tgi_trio.model.gguf.projectors.internvl import INTERNVL
 from tgi_trio.model.gguf.projectors.lfm2 import LFM2
 from tgi_trio.model.gguf.projectors.llama4 import LLAMA4
@@ -22,6 +23,7 @@ ARCHITECTURE: Final = "clip"  # of all projectors
 PROJECTORS: Final[Mapping[str, Projector]] = {
     "gemma3": GEMMA3,
     "gemma4v": GEMMA4,
+    "glm4v": GLM4V,
     "idefics3": IDEFICS3,
     "internvl": INTERNVL,
     "lfm2": LFM2,
