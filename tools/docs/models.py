@@ -127,8 +127,8 @@ python -m tgi_trio --model-id model-Q4_K_M.gguf --mmproj mmproj-F16.gguf
 
 Both make the composite model of `transformers` (`model/gguf/projectors/`), and all of
 [images](media.md) holds for it: what is in the prompt, prefixes that are shared, counts, videos of
-Qwen and InternVL. The tower's tensors may be of any type above; they are computed as plain numbers,
-by torch.
+Qwen, GLM and InternVL. The tower's tensors may be of any type above; they are computed as plain
+numbers, by torch.
 
 | models | projector | of texts | not in the file, so as published |
 |---|---|---|---|

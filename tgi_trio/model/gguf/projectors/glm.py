@@ -24,6 +24,7 @@ from tgi_trio.model.gguf.stated import Values, read_count
 _MERGE: Final = 2  # patches along a side of what becomes one token, where files do not say it
 _FRAMES: Final = 2  # which a patch has: an image is shown twice
 _PIXELS: Final = 112 * 112, 28 * 28 * 12288
+_VIDEO_PIXELS: Final = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000}
 _BLOCK: Final = "visual.blocks.{}"
 
 
@@ -51,11 +52,18 @@ def _merge(model: GgufModel) -> int:
 
 
 def _process(model: GgufModel) -> Values:
+    return _patches(model) | {"size": read_pixels(model, *_PIXELS)}
+
+
+def _process_video(model: GgufModel) -> Values:
+    return _patches(model) | {"size": dict(_VIDEO_PIXELS)}
+
+
+def _patches(model: GgufModel) -> Values:
     return {
         "patch_size": read_count(model, "vision.patch_size"),
         "temporal_patch_size": _FRAMES,
         "merge_size": _merge(model),
-        "size": read_pixels(model, *_PIXELS),
     }
 
 
@@ -85,4 +93,5 @@ GLM4V: Final = Projector(
     ("mm.down.weight", 0),
     "<|image|>",
     {"visual.patch_embed.proj.weight": "frames"},
+    process_video=_process_video,
 )
