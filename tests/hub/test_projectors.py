@@ -114,6 +114,13 @@ def test_sounds_of_a_projector_are_said_not_to_be_served(
     assert "sounds are not served" in caplog.text
 
 
+def test_a_token_for_features_that_a_file_calls_text_is_a_special_one(models: Path) -> None:
+    """So it is called in files of this test, as in some of fine-tuned models."""
+    folder = resolve_model(str(models), projector=ANY_PROJECTOR)
+    made = json.loads((folder / "tokenizer.json").read_text())
+    assert "<image>" in {each["content"] for each in made["added_tokens"] if each["special"]}
+
+
 def test_a_vocabulary_without_a_token_for_features_takes_an_unused_one(models: Path) -> None:
     tokens = llama_metadata(demo.model_path())["tokenizer.ggml.tokens"]
     file = models / "tiny-F32.gguf"

@@ -69,9 +69,11 @@ def gguf_folder(
 
 
 def find_projector(folder: Path) -> Path | None:
-    """Return the projector in a folder that `gguf_folder` has made, None if it has none."""
+    """Return the projector of a folder that `gguf_folder` has made, None if it has none."""
     found = folder / PROJECTOR
-    return found if found.is_file() and find_gguf(folder) else None
+    if not found.is_file() or not find_gguf(folder):
+        return None
+    return found.readlink() if found.is_symlink() else found  # as errors name it
 
 
 def _metadata_files(files: list[Path], tokenizer: bool, projector: Path | None) -> dict[str, bytes]:

@@ -19,17 +19,17 @@ _KEPT: Final = re.compile(r"<unused\d+>|<\|reserved_special_token_\d+\|>|<SPECIA
 
 
 def with_placeholder(vocabulary: Vocabulary, token: str, file: Path) -> Vocabulary:
-    """Return a vocabulary that has `token`: in the place of its last unused one if it lacks it.
+    """Return a vocabulary that has `token` as a special one: in the place of its last unused one
+    if it lacks it.
 
     Raises ModelLoadError where it has no unused one either.
     """
-    if token in vocabulary.tokens:
-        return vocabulary
     tokens, types = list(vocabulary.tokens), list(vocabulary.types)
-    for index in reversed(range(len(tokens))):
-        if _KEPT.fullmatch(tokens[index]):
-            tokens[index], types[index] = token, CONTROL
-            return replace(vocabulary, tokens=tokens, types=types)
+    wanted = (index for index, text in enumerate(tokens) if text == token)
+    unused = (index for index in reversed(range(len(tokens))) if _KEPT.fullmatch(tokens[index]))
+    for index in (*wanted, *unused)[:1]:
+        tokens[index], types[index] = token, CONTROL
+        return replace(vocabulary, tokens=tokens, types=types)
     raise ModelLoadError(
         f"the vocabulary of {file} has no {token!r}, in whose places the features of images stand, "
         "and no unused token: --no-mmproj serves the text alone"
