@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.shard.gguf import converted, converted_first
 from tests.shard.gguf.files import write
@@ -26,11 +27,14 @@ ARCHITECTURES = {
     "lfm2_vl": "lfm2",
     "llama4": "llama4",
     "mistral3": "llama",
+    "mistral3/ministral": "mistral3",
     "pixtral": "llama",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
     "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
+    "qwen3_vl_moe": "qwen3vlmoe",
     "smolvlm": "llama",
 }
 _GRID = {"out_hidden_size": 64, "patch_size": 4, "num_heads": 2, "hidden_act": "silu"}
@@ -100,6 +104,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
             | {"model_type": "pixtral", "hidden_act": "silu", "image_size": 48}
         }
     },
+    "mistral3/ministral": {
+        "model_type": "ministral3",
+        "sliding_window": None,
+        "whole": {"vision_config": _BLOCKS | {"model_type": "pixtral", "image_size": 48}},
+    },
     "smolvlm": {"whole": {"vision_config": _BLOCKS | {"model_type": "smolvlm_vision"}}},
 }
 
@@ -119,6 +128,8 @@ def write_text(
     plain.mkdir()
     stored = load_file(folder / "model.safetensors")
     kept = {text_name(name): tensor for name, tensor in stored.items() if _is_text(name)}
+    if architecture == "qwen3vlmoe":
+        kept = dict(_apart(kept))
     save_file(kept, plain / "model.safetensors")
     if architecture in converted.MODELS:
         arrays = {name: tensor.float().numpy() for name, tensor in kept.items()}
@@ -139,6 +150,20 @@ def _is_text(name: str) -> bool:
     return text_name(name) != name or name.startswith(plain)
 
 
+def _apart(stored: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors, those of a layer's experts one by one."""
+    for name, tensor in stored.items():
+        place, _, own = name.rpartition(".experts.")
+        if not place:
+            yield name, tensor
+            continue
+        for expert, rows in enumerate(tensor):
+            parts = rows.chunk(2) if own == "gate_up_proj" else (rows,)
+            names = ("gate_proj", "up_proj") if own == "gate_up_proj" else (own,)
+            for part, content in zip(names, parts, strict=True):
+                yield f"{place}.experts.{expert}.{part}.weight", content.contiguous()
+
+
 def _describe(config: dict[str, Any], architecture: str) -> dict[str, Any]:
     """Return what a composite's text says beyond a plain one's."""
     found: dict[str, Any] = {}
@@ -147,7 +172,7 @@ def _describe(config: dict[str, Any], architecture: str) -> dict[str, Any]:
         found[f"{architecture}.rope.dimension_sections"] = [*sections, 0]
     if config.get("pad_token_id") is not None:
         found["tokenizer.ggml.padding_token_id"] = config["pad_token_id"]
-    if architecture == "qwen35":  # with the layer that drafts, which is counted
+    if architecture.startswith("qwen35"):  # with the layer that drafts, which is counted
         kinds = [int(kind != "full_attention") for kind in config["layer_types"]]
-        found["qwen35.attention.recurrent_layers"] = [*kinds, 0]
+        found[f"{architecture}.attention.recurrent_layers"] = [*kinds, 0]
     return found

@@ -137,7 +137,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     # The text of vision models: without images, a token's three positions are equal.
     "qwen2vl": Architecture(llama_kin.plain("qwen2")),
     "qwen3vl": Architecture(llama_kin.plain("qwen3")),
-    "qwen3vlmoe": Architecture(mixtures.qwen3moe),
+    "qwen3vlmoe": Architecture(mixtures.qwen3vlmoe),
     "qwen3next": Architecture(
         delta_rules.qwen3next,
         norms_plus_one=True,

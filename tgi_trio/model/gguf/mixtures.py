@@ -30,6 +30,11 @@ def qwen3moe(model: GgufModel, values: Values) -> Values:
     return {"model_type": "qwen3_moe", "norm_topk_prob": True} | width | read_experts(model)
 
 
+def qwen3vlmoe(model: GgufModel, values: Values) -> Values:
+    """Qwen3-VL's mixtures, whose checkpoints have a layer's experts in one tensor."""
+    return qwen3moe(model, values) | {SEPARATE_EXPERTS: True}
+
+
 def olmoe(model: GgufModel, values: Values) -> Values:
     width = {"intermediate_size": expert_width(model)}
     return {"model_type": "olmoe", "norm_topk_prob": False} | width | read_experts(model)
