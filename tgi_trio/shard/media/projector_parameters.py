@@ -20,8 +20,7 @@ from tgi_trio.shard.checkpoint.mapped_files import MappedFiles
 
 Floats = NDArray[np.float32]
 # (name in the tower's class, shape) -> the parameter; raises ModelLoadError.
-# None: no file has it, and transformers has a value for it.
-ReadParameter = Callable[[str, tuple[int, ...]], Floats | None]
+ReadParameter = Callable[[str, tuple[int, ...]], Floats]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from tgi_trio.shard.media.features import Bundle, ImageFeatures
 from tgi_trio.shard.media.image_encoders import AMENDS, IMAGE_ENCODERS, EncodeImage
 from tgi_trio.shard.media.marks import MARKS, Mark
 from tgi_trio.shard.media.normalising import Normalising
-from tgi_trio.shard.media.projector_parameters import ReadParameter, open_projector
+from tgi_trio.shard.media.projector_parameters import open_projector
 from tgi_trio.shard.media.spellings import spellings
 from tgi_trio.shard.media.tower_parameters import read_parameter
 
@@ -52,6 +52,8 @@ _UNBUILT: Final = (
 )
 # Booleans; other inputs beside the pixels are int64.
 _MASKS: Final = frozenset({"pixel_attention_mask"})
+# (name, shape) -> the parameter; None: files lack it, and transformers has a value for it.
+_Read = Callable[[str, tuple[int, ...]], NDArray[np.float32] | None]
 _SIGHTLESS: Final = ImageFamily("", "")  # of models that only hear
 
 
@@ -244,7 +246,7 @@ def _read_class_config(folder: Path) -> Any:
 
 
 @contextmanager
-def _open_parameters(folder: Path, model: Any) -> Iterator[ReadParameter]:
+def _open_parameters(folder: Path, model: Any) -> Iterator[_Read]:
     """Open the files that have a tower, and yield what reads a parameter of `model` in them."""
     projector = find_projector(folder)
     if projector is not None:
@@ -259,7 +261,7 @@ def _open_parameters(folder: Path, model: Any) -> Iterator[ReadParameter]:
         files.close()
 
 
-def _fill(model: Any, read: ReadParameter, device: torch.device, dtype: torch.dtype) -> None:
+def _fill(model: Any, read: _Read, device: torch.device, dtype: torch.dtype) -> None:
     """Load a meta model's tensors, and compute those that no checkpoint has."""
     state, wide, lacking = {}, _list_wide(model), list[str]()
     for name, wanted in model.state_dict().items():
