@@ -197,13 +197,13 @@ def _device(
     with ExitStack() as stack:
         if args.dry_run:
             os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-            from tgi_trio.shard.torch_backend.attention import dividing
+            from tgi_trio.shard.torch_backend.attention.paged import split_kv
             from tgi_trio.testing.quick_interpreter import hurry
             from tgi_trio.testing.stand_in_device import StandInDevice
 
             hurry()
             # An interpreter has one program at a time.
-            stack.enter_context(mock.patch.object(dividing, "_PROGRAMS", 4))
+            stack.enter_context(mock.patch.object(split_kv, "_PROGRAMS", 4))
             stand_in = stack.enter_context(StandInDevice())
             if not computes:
                 stack.enter_context(stand_in.idle())

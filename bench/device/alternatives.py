@@ -81,13 +81,13 @@ ALTERNATIVES: Final[dict[str, dict[str, dict[str, object]]]] = {
         "64 channels": {"states.recurrent_gate_layer.CHANNELS": 64},
     },
     "tokens": {  # selecting alone; a row has up to 512 programs
-        "one program a row": {"attention.selecting.READERS": 1},
-        "128 programs": {"attention.selecting.READERS": 128},
-        "2048 programs": {"attention.selecting.READERS": 2048},
-        "8192 scores a part": {"attention.selecting.PART": 8192},
-        "2048 scores a part": {"attention.selecting.PART": 2048},
-        "a sample of 2048": {"attention.selecting.SAMPLE": 2048},
-        "4096 scores in registers": {"attention.selecting.READ": 4096},
+        "one program a row": {"attention.indexed.selecting.READERS": 1},
+        "128 programs": {"attention.indexed.selecting.READERS": 128},
+        "2048 programs": {"attention.indexed.selecting.READERS": 2048},
+        "8192 scores a part": {"attention.indexed.selecting.PART": 8192},
+        "2048 scores a part": {"attention.indexed.selecting.PART": 2048},
+        "a sample of 2048": {"attention.indexed.selecting.SAMPLE": 2048},
+        "4096 scores in registers": {"attention.indexed.selecting.READ": 4096},
     },
     "mixture": {  # eight are built in
         f"{count} tiles side by side": {"layers.grouped_matrices.TOGETHER": count}

@@ -19,8 +19,10 @@ def list_selections(device: torch.device, *, small: bool) -> Iterator[tuple[str,
     Scores are normally distributed or, as the worst that there is, all alike: then a sample says
     nothing, and one program reads all of a row five times. `small`: for a dry run.
     """
-    from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # it imports Triton
-    from tgi_trio.shard.torch_backend.attention.selecting import UnitScores, select_best
+    from tgi_trio.shard.torch_backend.attention.indexed.selecting import UnitScores, select_best
+    from tgi_trio.shard.torch_backend.attention.paged.paged_attention import (
+        PagedAttention,  # it imports Triton
+    )
     from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
     from tgi_trio.shard.torch_backend.layers.index import choose_best
     from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan

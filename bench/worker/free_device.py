@@ -23,7 +23,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.torch_backend import staging
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (

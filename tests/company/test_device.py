@@ -16,7 +16,7 @@ from tests.company.comparing import Hermit, meet  # noqa: E402
 from tests.company.kinds import DEVICES  # noqa: E402
 from tests.company.servers import Server, early_snapshots  # noqa: E402
 from tests.support.threads import one_torch_thread  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 COMPANIES = 2  # of each server
@@ -28,7 +28,7 @@ WISHES = {"length": frozenset({"one", "few", "many"}), "adapter": frozenset({"no
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
     with early_snapshots(), one_torch_thread(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+        patch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
         yield
 
 

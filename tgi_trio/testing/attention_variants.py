@@ -7,14 +7,18 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention import (
+from tgi_trio.shard.torch_backend.attention.paged import (
     latent_kernel,
     merging_kernel,
     paged_kernel,
     tiling_kernel,
 )
-from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
-from tgi_trio.shard.torch_backend.attention.tiling import count_listed
+from tgi_trio.shard.torch_backend.attention.paged.tiles import (
+    choose_latent_tile,
+    choose_tile,
+    pad_dim,
+)
+from tgi_trio.shard.torch_backend.attention.paged.tiling import count_listed
 from tgi_trio.shard.torch_backend.kernels import expanding
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.expanding import choose_expanding_tile

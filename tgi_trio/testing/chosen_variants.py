@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.absorbing import absorbing_constants
-from tgi_trio.shard.torch_backend.attention.selecting import (
+from tgi_trio.shard.torch_backend.attention.indexed.absorbing import absorbing_constants
+from tgi_trio.shard.torch_backend.attention.indexed.selecting import (
     KEYS,
     LISTED,
     PART,

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention import entries_kernel
-from tgi_trio.shard.torch_backend.attention.paged_entries import REGISTERS
-from tgi_trio.shard.torch_backend.attention.shared_keys import COPIED, count_averaged
-from tgi_trio.shard.torch_backend.attention.tiles import choose_entries_tile
+from tgi_trio.shard.torch_backend.attention.entries import entries_kernel
+from tgi_trio.shard.torch_backend.attention.entries.paged_entries import REGISTERS
+from tgi_trio.shard.torch_backend.attention.entries.shared_keys import COPIED, count_averaged
+from tgi_trio.shard.torch_backend.attention.paged.tiles import choose_entries_tile
 from tgi_trio.shard.torch_backend.kernels import hyper, shared_key
 from tgi_trio.shard.torch_backend.layers import hyper_kernels
 from tgi_trio.shard.torch_backend.layers.residual import count_warps

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention import entries_kernel, spans_kernel
-from tgi_trio.shard.torch_backend.attention.spans import SPAN
-from tgi_trio.shard.torch_backend.attention.tiles import (
+from tgi_trio.shard.torch_backend.attention.entries import entries_kernel
+from tgi_trio.shard.torch_backend.attention.paged import spans_kernel
+from tgi_trio.shard.torch_backend.attention.paged.spans import SPAN
+from tgi_trio.shard.torch_backend.attention.paged.tiles import (
     choose_entry_spans_tile,
     choose_latent_spans_tile,
     choose_spans_tile,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tgi_trio.shard.torch_backend.attention.few_heads import choose_pairs
-from tgi_trio.shard.torch_backend.attention.projecting import count_heads
-from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.attention.paged.few_heads import choose_pairs
+from tgi_trio.shard.torch_backend.attention.paged.kv_writing import count_heads
+from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import (
     activations,
     beginning,

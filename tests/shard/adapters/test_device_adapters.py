@@ -39,7 +39,7 @@ from tgi_trio.ipc.messages import PrefillRow  # noqa: E402
 from tgi_trio.shard.runner import Runner  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters import device_adapters  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import code_tiles, coded_linear, slotted_linear  # noqa: E402
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner  # noqa: E402
 from tgi_trio.testing import stand_in_driver  # noqa: E402
@@ -67,7 +67,7 @@ Checkpoint = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an interpreter, which has but one, not do the work of hundreds."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)
     few, some = (tile._replace(outputs=256) for tile in code_tiles._WIDE_TILES)
     monkeypatch.setattr(code_tiles, "_WIDE_TILES", (few, some))
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)

@@ -21,7 +21,7 @@ need_triton()
 
 from tests.shard.torch_backend.stand_in_support import start  # noqa: E402  (it imports Triton)
 from tgi_trio.shard.media.tower import load_tower  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,7 +66,7 @@ def test_texts_are_those_of_transformers(
     model: Maker, monkeypatch: pytest.MonkeyPatch, family: str, which: int
 ) -> None:
     """Blocks of the index begin in images, and end in recorded decodes."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     own, prompt = model(family), prompts(family)[which]
     expected = own.golden.generate(prompt, NEW)
     with StandInDevice(), arena() as pixels:

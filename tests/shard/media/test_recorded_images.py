@@ -17,7 +17,7 @@ need_triton()
 
 from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (it imports Triton)
 from tests.shard.torch_backend.stand_in_support import start  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 
@@ -56,7 +56,7 @@ def test_decodes_are_recorded_whatever_their_rows_see(
     model: Maker, monkeypatch: pytest.MonkeyPatch, family: str, memory: int, drafts: bool
 ) -> None:
     """An image, two that are neighbours, none; where there are no pages, steps are launched."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     own = model(family, **SIZES)
     one, two = (picture(family, seed) for seed in (1, 2))
     prompts = [Prompt.of(5, one, 6), Prompt.of(7, 8, 9), Prompt.of(one, two, 10)]
@@ -81,7 +81,7 @@ def test_decodes_are_recorded_whatever_their_rows_see(
 
 
 def test_every_rank_records_its_heads(model: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)
     own = model("mllama", num_attention_heads=2, num_key_value_heads=2)
     prompts = [Prompt.of(5, picture("mllama", 1), 6), Prompt.of(7, 8, 9)]
     expected = [own.golden.generate(each, NEW) for each in prompts]

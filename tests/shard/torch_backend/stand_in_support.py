@@ -35,7 +35,7 @@ from tgi_trio.shard.runner import (
 )
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks
 from tgi_trio.shard.speculation.sharing import share_drafts
-from tgi_trio.shard.torch_backend.attention import dividing
+from tgi_trio.shard.torch_backend.attention.paged import split_kv
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.stand_in_device import StandInDevice, current_device
 from tgi_trio.testing.stand_in_driver import Counts
@@ -71,7 +71,7 @@ def small_device(checkpoint: Callable[..., Path]) -> Iterator[StandInDevice]:
     """
     checkpoint("llama", **SMALL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dividing, "_PROGRAMS", 4)
+        patch.setattr(split_kv, "_PROGRAMS", 4)
         with StandInDevice() as stand_in:
             yield stand_in
 

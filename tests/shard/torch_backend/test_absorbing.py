@@ -11,10 +11,10 @@ from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import absorbing, selecting  # noqa: E402  (Triton's)
-from tgi_trio.shard.torch_backend.attention.absorbing import PendingQueries  # noqa: E402
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
-from tgi_trio.shard.torch_backend.attention.selecting import Asking, score_units  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.indexed import absorbing, selecting  # noqa: E402  (Triton's)
+from tgi_trio.shard.torch_backend.attention.indexed.absorbing import PendingQueries  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.indexed.selecting import Asking, score_units  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention  # noqa: E402
 
 COUNTS = [5, 1, 9]  # of the tokens of a step, for its rows
 TOKENS = sum(COUNTS)

@@ -22,7 +22,7 @@ from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution, P
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import projecting  # noqa: E402  (imports Triton)
+from tgi_trio.shard.torch_backend.attention.paged import kv_writing  # noqa: E402  (imports Triton)
 
 HEADS, KV_HEADS, DIM, CHANNELS, RANK, HIDDEN = 4, 2, 16, 20, 24, 70
 WIDTH = (HEADS + 2 * KV_HEADS) * DIM
@@ -36,7 +36,7 @@ def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have several programs of a token's heads, and tiles of tokens, channels and outputs."""
     for module in (convolution, detour):
         monkeypatch.setattr(module, "runs_kernels", lambda _: True)
-    monkeypatch.setattr(projecting, "_ELEMENTS", 2 * DIM)
+    monkeypatch.setattr(kv_writing, "_ELEMENTS", 2 * DIM)
     monkeypatch.setattr(convolution, "_BLOCK", 8)
     monkeypatch.setattr(convolution, "_TILE", 4)
 
@@ -56,7 +56,7 @@ def write(qkv: torch.Tensor, beside: BesideHeads | None, **kind: Any) -> list[to
     key = torch.zeros(tokens + 4, KV_HEADS, DIM, dtype=dtype, device=DEVICE)
     value = torch.zeros_like(key)
     slots = torch.arange(tokens, device=DEVICE).flip(0) + 1
-    query = projecting.write_projected(qkv, steps, table, key, value, slots, beside=beside)
+    query = kv_writing.write_projected(qkv, steps, table, key, value, slots, beside=beside)
     return [query, key, value]
 
 

@@ -18,7 +18,8 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
-from tgi_trio.shard.torch_backend.attention import compressed, index_groups
+from tgi_trio.shard.torch_backend.attention.entries import reference_entries
+from tgi_trio.shard.torch_backend.attention.indexed import reference_groups
 from tgi_trio.shard.torch_backend.layers.compressor import Compressor
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 
@@ -77,9 +78,9 @@ def test_what_nobody_has_written_is_not_read(checkpoint: Checkpoint) -> None:
 def test_few_tokens_at_a_time_say_the_same(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compressed, "_GATHERED", 15)  # entries of three tokens
-    monkeypatch.setattr(compressed, "_READ", 20)
-    monkeypatch.setattr(index_groups, "_SCORES", 400)
+    monkeypatch.setattr(reference_entries, "_GATHERED", 15)  # entries of three tokens
+    monkeypatch.setattr(reference_entries, "_READ", 20)
+    monkeypatch.setattr(reference_groups, "_SCORES", 400)
     folder = checkpoint("deepseek_v4")
     runner, recorder = load(folder)
     rows = sequences(prompts(8)[4:], shuffle=3, new=NEW)

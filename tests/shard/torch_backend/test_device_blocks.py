@@ -25,7 +25,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     start,
 )
 from tgi_trio.ipc.messages import PrefillRow, StateGrant  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.shard.torch_backend.states import delta_rule  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
@@ -54,7 +54,7 @@ GREEDY: list[dict[str, Any]] = [{}] * len(TEXTS)
 
 @pytest.fixture(autouse=True)
 def small_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     monkeypatch.setattr(delta_rule, "_CHUNK", 4)
 
 

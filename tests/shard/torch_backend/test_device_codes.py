@@ -31,7 +31,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     drive,
     start,
 )
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import (  # noqa: E402
     code_tiles,
     coded_linear,
@@ -49,7 +49,7 @@ Checkpoint = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an interpreter, which has but one, not do the work of hundreds."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)
     few, some = (tile._replace(outputs=256) for tile in code_tiles._WIDE_TILES)
     monkeypatch.setattr(code_tiles, "_WIDE_TILES", (few, some))
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)

@@ -25,7 +25,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     start,
 )
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 
@@ -60,7 +60,7 @@ def device(
     for kind in (WINDOW, SPARSE, HEAVY):
         for more in (1, 2):
             checkpoint("deepseek_v4", **layers_of(kind, more))
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
     with StandInDevice() as stand_in:
         yield stand_in
@@ -137,7 +137,7 @@ def test_launches_of_a_layer_are_few(
     most: int,
 ) -> None:
     """Of a prefill too long to be divided: what one layer more takes."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 1)
     launched = []
     for more in (1, 2):
         runner = start(checkpoint("deepseek_v4", **layers_of(kind, more)), "cuda:0")

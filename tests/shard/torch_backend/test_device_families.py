@@ -23,7 +23,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
 from tgi_trio.ipc.shard_settings import ShardSettings  # noqa: E402
 from tgi_trio.model.config import read_config  # noqa: E402
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing, few_heads  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import few_heads, split_kv  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears  # noqa: E402
 from tgi_trio.shard.torch_backend.models import beginning  # noqa: E402
@@ -91,7 +91,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_it_says_what_it_says_on_the_cpu(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
     for module in (few_rows, few_heads):
         monkeypatch.setattr(module, "fits_few_rows", lambda linear: linear.packed is None)
@@ -130,7 +130,7 @@ def test_joined_products_of_few_rows_are_ours(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """Where the warm-up finds them faster; each matrix is measured once."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
     for module in (few_rows, few_heads):
         monkeypatch.setattr(module, "fits_few_rows", lambda linear: linear.packed is None)
@@ -173,7 +173,7 @@ def test_layers_of_other_shapes(
     family: str,
     changes: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
     for module in (few_rows, few_heads, lone_shares, beginning):
         monkeypatch.setattr(module, "agree", lambda *_: True)
@@ -189,7 +189,7 @@ def test_drafts_through_states_are_computed_one_after_another(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recorded like prompts, and undone where they are wrong; nothing is waited for."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)
     folder = checkpoint("lfm2")
     expected = drive(start(folder, "cpu"), TEXTS[1:], ASKED, 6, late=0)
     with StandInDevice() as device:

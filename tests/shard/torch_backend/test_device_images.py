@@ -12,7 +12,7 @@ from tests.shard.torch_backend.interpreter import need_triton
 need_triton()
 
 from tests.shard.torch_backend.stand_in_support import start  # noqa: E402  (it imports Triton)
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
 
@@ -22,7 +22,7 @@ def test_tokens_are_those_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, texts: int
 ) -> None:
     """`texts`: chunks without an image's tokens, which are recordings, too."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     folder = make_wrapped(tmp_path, family, **FAMILIES[family])
     prompts = make_prompts(family)[:1]
     whole = Whole(folder, family)

@@ -21,7 +21,8 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     drive,
     start,
 )
-from tgi_trio.shard.torch_backend.attention import dividing, selecting  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.indexed import selecting  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
@@ -47,7 +48,7 @@ Folder = Callable[[str], Path]
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter has but one; and rows are read by several where they are selected from."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)
     for name, number in (("READ", 16), ("PART", 4), ("SAMPLE", 8), ("READERS", 16)):
         monkeypatch.setattr(selecting, name, number)
 
@@ -85,7 +86,7 @@ def test_launches_of_all_layers_are_few(
     folder: Folder, family: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a prefill too long to be divided, but for what happens once, whatever layers there are."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 1)
     path = folder(family)
     with StandInDevice() as device:
         runner, (row,) = start(path, "cuda:0"), sequences(TEXTS[:1], new=2)

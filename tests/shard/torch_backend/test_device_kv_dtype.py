@@ -21,7 +21,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     drive,
     start,
 )
-from tgi_trio.shard.torch_backend.attention import dividing, projecting  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import kv_writing, split_kv  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(2, longest=2 * BLOCK)
@@ -49,7 +49,7 @@ def test_the_nearest_numbers_are_kept(codes: str, scales: tuple[float, float]) -
     caches[0].write(0, slots, key.to(DEVICE), value.to(DEVICE), scales)
     ours = caches[1]
     qkv = torch.cat((torch.zeros_like(key), key, value), 1).flatten(1).to(DEVICE)
-    projecting.write_projected(
+    kv_writing.write_projected(
         qkv,
         HeadSteps(1, 1, 64),
         None,
@@ -69,7 +69,7 @@ def test_the_nearest_numbers_are_kept(codes: str, scales: tuple[float, float]) -
 def test_steps_are_recorded_and_say_what_the_cpu_says(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str, codes: str
 ) -> None:
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     folder = checkpoint(family)  # transformers makes it without a device
     expected = drive(start(folder, "cpu", kv_cache_dtype=codes), TEXTS, ASKED, 3)
     with StandInDevice() as device:

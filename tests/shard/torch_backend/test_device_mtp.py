@@ -13,7 +13,7 @@ from tests.shard.torch_backend.interpreter import need_triton
 need_triton()
 
 from tests.shard.torch_backend.stand_in_support import agree, drive, start  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = [[5, 6, 7, 8, 9], [40, 41, 42]]
@@ -25,7 +25,7 @@ ASKED: list[dict[str, Any]] = [{}, {}]
 def test_its_drafts_are_those_of_the_cpu(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     folder = counting(mtp_checkpoint(tmp_path, family, tie_word_embeddings=False))
     settings: dict[str, Any] = {"drafter": "mtp", "speculate": 2}
     host = start(folder, "cpu", **settings)

@@ -37,9 +37,9 @@ def made(
     def make(family: str) -> Path:
         return blinded(checkpoint(family, num_hidden_layers=1), tmp_path / family)
 
-    from tgi_trio.shard.torch_backend.attention import dividing
+    from tgi_trio.shard.torch_backend.attention.paged import split_kv
 
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     # Whether drafting pays is a matter of time; what is drafted is not.
     monkeypatch.setattr(Payoff, "allows", lambda self, rows: True)
     monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: False)

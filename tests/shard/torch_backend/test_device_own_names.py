@@ -20,7 +20,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     start,
 )
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(2, longest=2 * BLOCK)
@@ -32,7 +32,7 @@ ASKED: list[dict[str, Any]] = [{}, {}]
 def test_it_says_what_it_says_on_the_cpu(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
     own = make_case(name, checkpoint, tmp_path)[1]
     expected = drive(start(own, "cpu"), TEXTS, ASKED, 3)

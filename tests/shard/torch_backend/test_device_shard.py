@@ -33,9 +33,9 @@ def folder(
     request: pytest.FixtureRequest,
 ) -> Path:
     """A small Llama, or the family that a test asks for."""
-    from tgi_trio.shard.torch_backend.attention import dividing
+    from tgi_trio.shard.torch_backend.attention.paged import split_kv
 
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     family = getattr(request, "param", "llama")
     return checkpoint(family, **(SMALL if family == "llama" else {}))
 

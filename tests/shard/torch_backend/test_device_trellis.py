@@ -33,7 +33,7 @@ need_triton()
 
 from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (Triton's)
 from tests.shard.torch_backend.stand_in_support import agree, drive, start  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import trellis_linear  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.trellis_linear import TrellisLinear  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
@@ -49,7 +49,7 @@ Checkpoint = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an interpreter, which has but one, not do the work of hundreds."""
-    for module in (dividing, trellis_linear):
+    for module in (split_kv, trellis_linear):
         monkeypatch.setattr(module, "_PROGRAMS", 4)
 
 
@@ -151,7 +151,7 @@ def test_launches_of_a_layer(
     most: int,
 ) -> None:
     """Whose matrices have one width."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 1)
     launched = count_launches(checkpoint, tmp_path, rows, dtype, store_apart)
     assert launched.total() == most, launched
 
@@ -168,7 +168,7 @@ def test_launches_of_many_rows(
     multiplies gates and ups at once, and keys and values: they are equally many. `alike`: queries
     are as many.
     """
-    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 1)
     monkeypatch.setattr(trellis_linear, "MOST_ROWS", 64)
     own: dict[str, Any] = {"num_key_value_heads": 4} if alike else {}
     launched = count_launches(checkpoint, tmp_path, 70, "bfloat16", store_apart, **own)
@@ -186,7 +186,7 @@ def test_launches_of_a_layer_of_experts(
     most: int,
 ) -> None:
     """A router's, and three of experts: what these find is turned by those who find it."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 1)
     own: dict[str, Any] = {"family": "mixtral", "intermediate_size": 64}
     launched = count_launches(checkpoint, tmp_path, rows, "bfloat16", store_apart, **own)
     assert launched.total() == most, launched

@@ -28,7 +28,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     small_device,
     start,
 )
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice, current_device  # noqa: E402
 from tgi_trio.testing.stand_in_tensor import DeviceLost  # noqa: E402
 

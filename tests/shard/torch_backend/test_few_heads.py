@@ -16,17 +16,17 @@ from transformers.models.llama import modeling_llama
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.decoder import NormKind, RotarySpec
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention import few_heads
-from tgi_trio.shard.torch_backend.attention.few_heads import (
-    HeadProjection,
-    choose_for_heads,
-    choose_pairs,
-)
 from tgi_trio.shard.torch_backend.attention.flash import FlashAttention
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     AttentionLayer,
     HeadPlaces,
+)
+from tgi_trio.shard.torch_backend.attention.paged import few_heads
+from tgi_trio.shard.torch_backend.attention.paged.few_heads import (
+    HeadProjection,
+    choose_for_heads,
+    choose_pairs,
 )
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
@@ -42,8 +42,8 @@ from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
-from tgi_trio.shard.torch_backend.attention.projecting import write_projected  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.kv_writing import write_projected  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention  # noqa: E402
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 RANDOM = torch.Generator().manual_seed(0)

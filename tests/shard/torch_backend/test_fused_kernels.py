@@ -24,7 +24,7 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention.projecting import (  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.kv_writing import (  # noqa: E402
     absorb_queries,
     count_heads,
     write_latent_keys,

@@ -14,13 +14,13 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention.index_projecting import (  # noqa: E402  (Triton's)
+from tgi_trio.shard.torch_backend.attention.indexed.index_projecting import (  # noqa: E402  (Triton's)
     StepRotary,
     ask_index,
     write_indexed_keys,
 )
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
-from tgi_trio.shard.torch_backend.attention.selecting import score_units  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.indexed.selecting import score_units  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries, score_keys  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.norm import Norm  # noqa: E402

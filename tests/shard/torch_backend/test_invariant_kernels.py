@@ -19,7 +19,7 @@ from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS as CODES
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import paged, spans  # noqa: E402  (Triton)
+from tgi_trio.shard.torch_backend.attention.paged import paged_attention, spans  # noqa: E402  (Triton)
 from tgi_trio.shard.torch_backend.layers import coded_linear, plain_product  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear  # noqa: E402
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptPart  # noqa: E402
@@ -141,7 +141,7 @@ class Steps:
         self.keys, self.values = some(2, length, kv_heads, dim, dtype=dtype, seed=1)
         held = 2 + 2 * -(-length // BLOCK)
         self.cache = KVCache(shape, held, EIGHT_BITS.get(codes, dtype), NOWHERE)
-        self.backend = paged.PagedAttention(NOWHERE, invariant=True)
+        self.backend = paged_attention.PagedAttention(NOWHERE, invariant=True)
         self.blocks = list(range(1, 1 + -(-length // BLOCK)))
         self.length, self.others = length, list(range(self.blocks[-1] + 1, held))
 
@@ -201,7 +201,10 @@ def test_attention_agrees_with_plain_torch(
     monkeypatch.setattr(spans, "_PROGRAMS", programs)
     sizes = [90, 40, 1, 17, 33], [70, 5, 1, 1, 6]
     ours = attended(
-        paged.PagedAttention(NOWHERE, invariant=True), *sizes, device=DEVICE, **KINDS[kind]
+        paged_attention.PagedAttention(NOWHERE, invariant=True),
+        *sizes,
+        device=DEVICE,
+        **KINDS[kind],
     )
     expected = attended(ReferenceAttention(), *sizes, **KINDS[kind])
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)

@@ -23,7 +23,7 @@ from tgi_trio.shard.torch_backend.layers.opening import open_values
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention  # noqa: E402
 from tgi_trio.testing.sanitizer.sanitizer import Sanitizer  # noqa: E402
 
 WIDE = bool(os.environ.get("KERNEL_SWEEP"))
@@ -138,9 +138,9 @@ def ways(*place: int) -> list[str]:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    from tgi_trio.shard.torch_backend.attention import dividing
+    from tgi_trio.shard.torch_backend.attention.paged import split_kv
 
-    return lambda way: monkeypatch.setattr(dividing, "_PROGRAMS", PROGRAMS[way])
+    return lambda way: monkeypatch.setattr(split_kv, "_PROGRAMS", PROGRAMS[way])
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -257,7 +257,7 @@ def test_caches_of_more_than_2_to_the_32_numbers(
 
 
 def test_writing_behind_2_to_the_32_numbers(far: Far) -> None:
-    from tgi_trio.shard.torch_backend.attention.projecting import write_projected
+    from tgi_trio.shard.torch_backend.attention.paged.kv_writing import write_projected
 
     dim, slots = 64, (1 << 33) // (2 * 64)
     key, value = torch.zeros(2, 3, 2, dim)

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.decoder import RotarySpec
-from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection, choose_pairs
 from tgi_trio.shard.torch_backend.attention.interface import HeadPlaces
+from tgi_trio.shard.torch_backend.attention.paged.few_heads import HeadProjection, choose_pairs
 from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares
 from tgi_trio.shard.torch_backend.layers.few_rows import FewTile, choose_few_tile, project
 from tgi_trio.shard.torch_backend.layers.gating import Gate

@@ -22,12 +22,12 @@ from tgi_trio.shard.torch_backend.staging import Sheet, Staging, packed_size
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import (  # noqa: E402  (they import Triton)
-    dividing,
-    paged,
+from tgi_trio.shard.torch_backend.attention.paged import (  # noqa: E402  (they import Triton)
+    paged_attention,
+    split_kv,
     tiling,
 )
-from tgi_trio.shard.torch_backend.attention.tiling import (  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.tiling import (  # noqa: E402
     EVERY,
     DeviceTiling,
     HostTiling,
@@ -46,7 +46,7 @@ class FromMemory(AttentionBackend):
     name = "from memory"
 
     def __init__(self) -> None:
-        self._attention = paged.PagedAttention(torch.device(DEVICE))
+        self._attention = paged_attention.PagedAttention(torch.device(DEVICE))
         self._staging = Staging(torch.device(DEVICE))
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> Any:
@@ -75,7 +75,7 @@ class FromMemory(AttentionBackend):
 
 @pytest.fixture(params=[1, 64], ids=["whole", "divided"])
 def from_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FromMemory:
-    monkeypatch.setattr(dividing, "_PROGRAMS", request.param)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", request.param)
     return FromMemory()
 
 
@@ -98,7 +98,7 @@ def test_rows_of_few_tokens_have_tiles_of_their_own(
     from_memory: FromMemory, monkeypatch: pytest.MonkeyPatch, kind: str, recorded: bool
 ) -> None:
     """In half precision, where tiles of prompts are larger."""
-    backend = from_memory if recorded else paged.PagedAttention(torch.device(DEVICE))
+    backend = from_memory if recorded else paged_attention.PagedAttention(torch.device(DEVICE))
     asked: list[Share] = []
     of = DeviceTiling if recorded else HostTiling
     tiles = of.tiles
@@ -131,8 +131,8 @@ def test_other_shapes_and_rows_of_one_token(from_memory: FromMemory, shape: dict
 
 def test_it_is_bitwise_what_launched_steps_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where both divide tiles alike."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
-    launched = attended(paged.PagedAttention(torch.device(DEVICE)), *MIXED, device=DEVICE)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 1)
+    launched = attended(paged_attention.PagedAttention(torch.device(DEVICE)), *MIXED, device=DEVICE)
     assert torch.equal(attended(FromMemory(), *MIXED, device=DEVICE), launched)
 
 

@@ -20,7 +20,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     start,
 )
 from tgi_trio.shard.machine.garbage import pause_collection  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
 from tgi_trio.shard.torch_backend.recordings import mixed_plans  # noqa: E402
 from tgi_trio.shard.torch_backend.states import (  # noqa: E402
     delta_rule,
@@ -39,7 +39,7 @@ TEXTS = [[3 + (31 * i + 7 * j) % 500 for j in range(n)] for i, n in enumerate((9
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have some of them in a step."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)
     for module in (delta_rule, mamba2, recurrent_gate):
         monkeypatch.setattr(module, "_CHUNK", 4)
 

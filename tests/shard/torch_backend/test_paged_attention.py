@@ -26,10 +26,13 @@ SIZES = {
 
 @pytest.fixture(params=[1, 16], ids=["whole", "divided"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CapturableAttention:
-    from tgi_trio.shard.torch_backend.attention import dividing, paged
+    from tgi_trio.shard.torch_backend.attention.paged import (
+        paged_attention,
+        split_kv,
+    )
 
-    monkeypatch.setattr(dividing, "_PROGRAMS", request.param)  # where tiles are fewer, in parts
-    return paged.PagedAttention(torch.device(DEVICE))
+    monkeypatch.setattr(split_kv, "_PROGRAMS", request.param)  # where tiles are fewer, in parts
+    return paged_attention.PagedAttention(torch.device(DEVICE))
 
 
 def agree(backend: CapturableAttention, *sizes: list[int], **options: Any) -> None:
@@ -156,7 +159,7 @@ def test_a_sink_is_one_more_key_without_a_value() -> None:
 
 
 def test_tiles_cover_every_pair_once_the_longest_first() -> None:
-    from tgi_trio.shard.torch_backend.attention.tiling import split_pairs
+    from tgi_trio.shard.torch_backend.attention.paged.tiling import split_pairs
 
     rows, starts = split_pairs(np.array([5, 1, 8, 3], np.int32), 4)
     assert rows.tolist() == [0, 2, 0, 1, 2, 3]
@@ -164,7 +167,7 @@ def test_tiles_cover_every_pair_once_the_longest_first() -> None:
 
 
 def test_few_tiles_are_divided() -> None:
-    from tgi_trio.shard.torch_backend.attention.dividing import count_parts
+    from tgi_trio.shard.torch_backend.attention.paged.split_kv import count_parts
 
     assert [count_parts(n) for n in (1, 8, 32, 128, 200, 257, 512, 9999)] == [
         *(32, 32, 16, 4, 2, 1, 1, 1)

@@ -23,16 +23,17 @@ from tests.shard.torch_backend.block_index_cases import (
 )
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.block_index import BlockIndexSpec
-from tgi_trio.shard.torch_backend.attention.chosen_blocks import BlocksAttention
+from tgi_trio.shard.torch_backend.attention.indexed.reference_blocks import BlocksAttention
+from tgi_trio.shard.torch_backend.attention.indexed.reference_pooled import PooledAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionKind, AttentionNeeds
-from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex, score_blocks
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import kinds, paged_blocks, selecting  # noqa: E402
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import kinds  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.indexed import paged_blocks, selecting  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention  # noqa: E402
 
 
 def index_of(case: Case, spec: BlockIndexSpec) -> BlockIndex:

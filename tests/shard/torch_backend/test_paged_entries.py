@@ -13,19 +13,17 @@ from tgi_trio.model.specs.decoder import CompressionSpec, IndexSpec, RotarySpec
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import (  # noqa: E402  (they import Triton)
-    dividing,
-    paged_entries,
-    selecting,
+from tgi_trio.shard.torch_backend.attention.entries import paged_entries  # noqa: E402  (they import Triton)
+from tgi_trio.shard.torch_backend.attention.entries.paged_entries import (  # noqa: E402
+    PagedEntriesAttention,
 )
-from tgi_trio.shard.torch_backend.attention.compressed import (  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.entries.reference_entries import (  # noqa: E402
     CompressedAttention,
     LayerKind,
 )
+from tgi_trio.shard.torch_backend.attention.indexed import selecting  # noqa: E402  (they import Triton)
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer  # noqa: E402
-from tgi_trio.shard.torch_backend.attention.paged_entries import (  # noqa: E402
-    PagedEntriesAttention,
-)
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402  (they import Triton)
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape, KVSize  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.compressor import Compressor  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.linear import Linear  # noqa: E402
@@ -143,7 +141,7 @@ def test_results_are_those_of_torch(
     monkeypatch: pytest.MonkeyPatch, kind: str, programs: int
 ) -> None:
     """Whether programs share a token's keys or not."""
-    monkeypatch.setattr(dividing, "_PROGRAMS", programs)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", programs)
     layer = Layer(kind, torch.float32)
     ours, theirs = layer.backends()
     mine, other = layer.cache(), layer.cache()

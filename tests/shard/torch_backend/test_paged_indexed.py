@@ -12,7 +12,7 @@ import torch
 from tests.shard.torch_backend.indexed_cases import Case, list_steps
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
+from tgi_trio.shard.torch_backend.attention.indexed.reference_tokens import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, AttentionNeeds
 from tgi_trio.shard.torch_backend.attention.kinds import make_attention, make_capturable
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
@@ -24,11 +24,12 @@ from tgi_trio.shard.torch_backend.staging import Sheet, Staging, packed_size
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import dividing, paged_indexed  # noqa: E402  (Triton's)
-from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch  # noqa: E402
-from tgi_trio.shard.torch_backend.attention.paged_indexed import (  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.indexed import paged_tokens  # noqa: E402  (Triton's)
+from tgi_trio.shard.torch_backend.attention.indexed.paged_tokens import (  # noqa: E402
     PagedIndexedAttention,
 )
+from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402  (Triton's)
+from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -112,19 +113,19 @@ def compare(
 def test_it_attends_to_what_torch_chooses(
     monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], prepare: Prepare, programs: int
 ) -> None:
-    monkeypatch.setattr(dividing, "_PROGRAMS", programs)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", programs)
     layers, (steps, blocks) = Layers(Case(device=DEVICE, **kind)), list_steps(CONTEXTS, COUNTS)
     compare(layers, steps, blocks, prepare)
     assert sum(int((step.positions >= layers.case.most).sum()) for step in steps) > 40
 
 
 def test_nothing_is_scored_where_all_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(paged_indexed, "score_units")
+    monkeypatch.delattr(paged_tokens, "score_units")
     compare(Layers(Case(device=DEVICE, most=41)), *list_steps(CONTEXTS, COUNTS))
 
 
 def test_scores_of_many_tokens_are_computed_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tgi_trio.shard.torch_backend.attention import selecting
+    from tgi_trio.shard.torch_backend.attention.indexed import selecting
 
     case = Case(device=DEVICE)
     layers, (steps, blocks) = Layers(case), list_steps(CONTEXTS, COUNTS)

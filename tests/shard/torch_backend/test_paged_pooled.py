@@ -23,13 +23,13 @@ from tests.shard.torch_backend.block_index_cases import (
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
+from tgi_trio.shard.torch_backend.attention.indexed.reference_pooled import PooledAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import (  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.indexed import (  # noqa: E402
     index_writing,
     paged_pooled,
     selecting,

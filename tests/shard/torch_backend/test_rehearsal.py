@@ -17,7 +17,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.torch_backend import device_parts, torch_loading, torch_runner
-from tgi_trio.shard.torch_backend.attention import dividing
+from tgi_trio.shard.torch_backend.attention.paged import split_kv
 from tgi_trio.shard.torch_backend.compiling.ahead import ZeroedMemory
 from tgi_trio.shard.torch_backend.layers import coded_linear, slotted_linear
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -49,7 +49,7 @@ def test_kernels_stay_in_their_memory(
 ) -> None:
     """Half of them are not launched, as those are that are still being compiled."""
     family, graphs, settings = CASES[case]
-    for module in (dividing, coded_linear):
+    for module in (split_kv, coded_linear):
         monkeypatch.setattr(module, "_PROGRAMS", 4)
     small, large = (tile._replace(inputs=128, outputs=256) for tile in slotted_linear._WIDE_TILES)
     monkeypatch.setattr(slotted_linear, "_WIDE_TILES", slotted_linear.AdapterTiles(small, large))

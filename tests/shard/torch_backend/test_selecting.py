@@ -13,10 +13,10 @@ from tests.shard.torch_backend.models_support import BLOCK, plan, sequence, tabl
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import selecting  # noqa: E402  (it imports Triton)
+from tgi_trio.shard.torch_backend.attention.indexed import selecting  # noqa: E402  (it imports Triton)
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer  # noqa: E402
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
-from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch  # noqa: E402
 from tgi_trio.shard.torch_backend.kernels import selecting as kernels  # noqa: E402
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.index import (  # noqa: E402

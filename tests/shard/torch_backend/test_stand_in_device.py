@@ -95,9 +95,9 @@ def device(
         checkpoint(family)
     if family in LAYERED:
         layered(checkpoint, family)
-    from tgi_trio.shard.torch_backend.attention import dividing
+    from tgi_trio.shard.torch_backend.attention.paged import split_kv
 
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 4)  # an interpreter has but one
     with StandInDevice() as stand_in:
         yield stand_in
 
@@ -206,9 +206,9 @@ def test_launches_of_a_layer_are_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a prefill too long to be divided: what one layer more takes."""
-    from tgi_trio.shard.torch_backend.attention import dividing
+    from tgi_trio.shard.torch_backend.attention.paged import split_kv
 
-    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 1)
     launched = []
     for folder in layered(checkpoint, family):
         # In half precision DeepSeek's routers want their input in another dtype than the rest.
@@ -228,9 +228,9 @@ def test_launches_of_a_layer_are_fewer_for_a_lone_row(
     checkpoint: Callable[..., Path], device: StandInDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where products have sums, norms and gates in their launch, and then heads, too."""
-    from tgi_trio.shard.torch_backend.attention import dividing
+    from tgi_trio.shard.torch_backend.attention.paged import split_kv
 
-    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 1)
     folders, a_layer = [checkpoint("llama"), checkpoint("llama", **ONE_MORE)], []
     for turned in (frozenset[int](), frozenset({1})):
         launched = []

@@ -59,7 +59,11 @@ def device(
     write_adapter(checkpoint("llama"), tmp_path / "adapter")
     from tgi_trio.shard.torch_backend import device_parts
     from tgi_trio.shard.torch_backend.adapters import device_adapters
-    from tgi_trio.shard.torch_backend.attention import dividing, few_heads, spans
+    from tgi_trio.shard.torch_backend.attention.paged import (
+        few_heads,
+        spans,
+        split_kv,
+    )
     from tgi_trio.shard.torch_backend.layers import (
         coded_linear,
         expanding,
@@ -80,7 +84,7 @@ def device(
     launch_to_compile(monkeypatch)
     kinds = ((1, 8), (2, 4), (4, 2), (5, 8), (9, 4), (17, 2), (33, 1))  # of 8 programs
     monkeypatch.setattr(expanding, "_KINDS", kinds)
-    monkeypatch.setattr(dividing, "_PROGRAMS", 8)  # so that few rows are divided, and many are not
+    monkeypatch.setattr(split_kv, "_PROGRAMS", 8)  # so that few rows are divided, and many are not
     monkeypatch.setattr(spans, "SPAN", 16)
     monkeypatch.setattr(spans, "_PROGRAMS", 32)
     monkeypatch.setattr(plain_product, "_LEAST_PART", 16)

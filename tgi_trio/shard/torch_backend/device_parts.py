@@ -14,16 +14,16 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.torch_backend.attention.few_heads import (
-    HeadProjection,
-    choose_for_heads,
-)
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     AttentionNeeds,
     CapturableAttention,
 )
 from tgi_trio.shard.torch_backend.attention.kinds import make_capturable
+from tgi_trio.shard.torch_backend.attention.paged.few_heads import (
+    HeadProjection,
+    choose_for_heads,
+)
 from tgi_trio.shard.torch_backend.compiling.ahead import rehearse_early
 from tgi_trio.shard.torch_backend.drafting.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.drafting.heads import TorchHeads

@@ -7,8 +7,8 @@ import importlib.util
 import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, CapturableAttention
+from tgi_trio.shard.torch_backend.attention.paged.tiles import fits_flash, fits_kernels
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
-from tgi_trio.shard.torch_backend.attention.tiles import fits_flash, fits_kernels
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
@@ -48,6 +48,8 @@ def capturable_attention(
     """Return the backend whose steps can be captured as CUDA graphs; None if there is none."""
     if not runs_kernels(device) or not fits_kernels(shape):
         return None
-    from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # imports Triton
+    from tgi_trio.shard.torch_backend.attention.paged.paged_attention import (
+        PagedAttention,  # imports Triton
+    )
 
     return PagedAttention(device, invariant=invariant)

@@ -22,7 +22,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionLayer,
     HeadPlaces,
 )
-from tgi_trio.shard.torch_backend.attention.tiles import MOST_FLASH
+from tgi_trio.shard.torch_backend.attention.paged.tiles import MOST_FLASH
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps

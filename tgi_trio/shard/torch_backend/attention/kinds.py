@@ -12,17 +12,20 @@ from typing import Final, NamedTuple
 import torch
 
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
-from tgi_trio.shard.torch_backend.attention.chosen_blocks import BlocksAttention
-from tgi_trio.shard.torch_backend.attention.compressed import CompressedAttention, LayerKind
-from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
+from tgi_trio.shard.torch_backend.attention.entries.reference_entries import (
+    CompressedAttention,
+    LayerKind,
+)
+from tgi_trio.shard.torch_backend.attention.indexed.reference_blocks import BlocksAttention
+from tgi_trio.shard.torch_backend.attention.indexed.reference_pooled import PooledAttention
+from tgi_trio.shard.torch_backend.attention.indexed.reference_tokens import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     AttentionKind,
     AttentionNeeds,
     CapturableAttention,
 )
-from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
-from tgi_trio.shard.torch_backend.attention.tiles import (
+from tgi_trio.shard.torch_backend.attention.paged.tiles import (
     fits_entries,
     fits_index,
     fits_kernels,
@@ -52,7 +55,7 @@ def _paged_indexed(
 ) -> CapturableAttention | None:
     if not fits_latents(needs.rank):
         return None
-    from tgi_trio.shard.torch_backend.attention.paged_indexed import PagedIndexedAttention
+    from tgi_trio.shard.torch_backend.attention.indexed.paged_tokens import PagedIndexedAttention
 
     return PagedIndexedAttention(device, invariant=invariant)
 
@@ -62,7 +65,7 @@ def _paged_entries(
 ) -> CapturableAttention | None:
     if not fits_entries(needs.shape):
         return None
-    from tgi_trio.shard.torch_backend.attention.paged_entries import PagedEntriesAttention
+    from tgi_trio.shard.torch_backend.attention.entries.paged_entries import PagedEntriesAttention
 
     return PagedEntriesAttention(device, invariant=invariant)
 
@@ -78,7 +81,7 @@ def _fit(shape: KVShape) -> bool:
 def _blocks(
     needs: AttentionNeeds, device: torch.device, invariant: bool
 ) -> CapturableAttention | None:
-    from tgi_trio.shard.torch_backend.attention.paged_blocks import PagedBlocks
+    from tgi_trio.shard.torch_backend.attention.indexed.paged_blocks import PagedBlocks
 
     return PagedBlocks(device, invariant=invariant) if _fit(needs.shape) else None
 
@@ -86,7 +89,7 @@ def _blocks(
 def _pooled(
     needs: AttentionNeeds, device: torch.device, invariant: bool
 ) -> CapturableAttention | None:
-    from tgi_trio.shard.torch_backend.attention.paged_pooled import PagedPooled
+    from tgi_trio.shard.torch_backend.attention.indexed.paged_pooled import PagedPooled
 
     return PagedPooled(device, invariant=invariant) if _fit(needs.shape) else None
 

@@ -5,8 +5,8 @@ every program of the preceding kernel has called `let_next_begin` or has ended. 
 `wait_for_earlier` it may use only what no kernel is still writing: weights, and the inputs of the
 step. These have been written before the step's embedding, which is a kernel that is launched
 normally, or one that waits before it lets the next begin (`beginning.py`). For lists that are made
-during the step, `attention/tiling.py` launches such a kernel. After the wait all earlier kernels
-have ended, since each has waited itself, and what they wrote is visible.
+during the step, `attention/paged/tiling.py` launches such a kernel. After the wait all earlier
+kernels have ended, since each has waited itself, and what they wrote is visible.
 
 A kernel must not overwrite what an earlier one may still read. So it writes only after its wait,
 and all of its programs wait, even those that find nothing to do. The sampler's inputs are copied

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.layers.few_rows import FEW, Seconds
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable

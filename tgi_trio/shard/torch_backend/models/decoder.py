@@ -10,12 +10,12 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     AttentionKind,
     AttentionNeeds,
 )
+from tgi_trio.shard.torch_backend.attention.paged.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.attention.paged.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection
 from tgi_trio.shard.torch_backend.layers.gated_streams import LayerOutput, StreamGates, add_said
 from tgi_trio.shard.torch_backend.layers.residual import Addends

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.attention.paged.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.few_rows import project

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
+from tgi_trio.shard.torch_backend.attention.paged.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps

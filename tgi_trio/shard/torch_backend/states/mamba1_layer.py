@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.mixers import Mamba1
-from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution

@@ -1,8 +1,8 @@
 """Keys of an index of blocks: a token's until its block is whole, then the block's own.
 
-They are those of `torch_backend/attention/pooled_blocks.py`. The cache has rows of keys, as they
-are projected; the key of a block, the norm of their mean, takes the place of its last token's. It
-turns as the block's first token does, whose rotary positions are kept beside the keys.
+They are those of `torch_backend/attention/indexed/reference_pooled.py`. The cache has rows of keys,
+as they are projected; the key of a block, the norm of their mean, takes the place of its last
+token's. It turns as the block's first token does, whose rotary positions are kept beside the keys.
 """
 
 from __future__ import annotations

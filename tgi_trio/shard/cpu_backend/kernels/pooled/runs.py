@@ -1,8 +1,8 @@
 """Keys of an index of runs of tokens, over latents: a mean of tokens' keys, by learned weights.
 
-They are those of `torch_backend/attention/chosen_runs.py`. The cache has a token's key, normalised,
-and its weights in the mean, a number each; when a run is whole, its key takes the place of its last
-token's key, as in `keys.py`. Nothing is rotated.
+They are those of `torch_backend/attention/indexed/reference_runs.py`. The cache has a token's key,
+normalised, and its weights in the mean, a number each; when a run is whole, its key takes the place
+of its last token's key, as in `keys.py`. Nothing is rotated.
 """
 
 from __future__ import annotations

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.index_groups import ScoredGroup, group_tokens
+from tgi_trio.shard.torch_backend.attention.indexed.reference_groups import (
+    ScoredGroup,
+    group_tokens,
+)
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import KVCache

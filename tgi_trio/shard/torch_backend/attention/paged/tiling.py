@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tgi_trio.shard.torch_backend.attention.tiling_kernel import list_tiles
+from tgi_trio.shard.torch_backend.attention.paged.tiling_kernel import list_tiles
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.staging import Staging
 

@@ -13,18 +13,14 @@ from typing import NamedTuple
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.absorbing import PendingQueries
-from tgi_trio.shard.torch_backend.attention.index_projecting import (
+from tgi_trio.shard.torch_backend.attention.indexed.absorbing import PendingQueries
+from tgi_trio.shard.torch_backend.attention.indexed.index_projecting import (
     StepRotary,
     ask_index,
     expand_both,
     write_indexed_keys,
 )
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
-from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.projecting import write_latent_keys
-from tgi_trio.shard.torch_backend.attention.selecting import (
+from tgi_trio.shard.torch_backend.attention.indexed.selecting import (
     Asking,
     TokenList,
     cut_tokens,
@@ -32,6 +28,10 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
     score_units,
     select_tokens,
 )
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.paged.kv_writing import write_latent_keys
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention
+from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable

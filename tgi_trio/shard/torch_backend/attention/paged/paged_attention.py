@@ -16,22 +16,25 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.dividing import DividedTiles, divide_work
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionLayer,
     CapturableAttention,
     DecodePlaces,
     HeadPlaces,
 )
-from tgi_trio.shard.torch_backend.attention.kernel_choice import choose_kernel, choose_latent_kernel
-from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.projecting import (
+from tgi_trio.shard.torch_backend.attention.paged.kernel_choice import (
+    choose_kernel,
+    choose_latent_kernel,
+)
+from tgi_trio.shard.torch_backend.attention.paged.kv_writing import (
     absorb_queries,
     write_latent_keys,
     write_projected,
 )
-from tgi_trio.shard.torch_backend.attention.spans import Spans, divide_into_spans
-from tgi_trio.shard.torch_backend.attention.tiles import (
+from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.paged.spans import Spans, divide_into_spans
+from tgi_trio.shard.torch_backend.attention.paged.split_kv import DividedTiles, divide_work
+from tgi_trio.shard.torch_backend.attention.paged.tiles import (
     Tile,
     choose_latent_spans_tile,
     choose_latent_tile,
@@ -39,7 +42,7 @@ from tgi_trio.shard.torch_backend.attention.tiles import (
     choose_tile,
     pad_dim,
 )
-from tgi_trio.shard.torch_backend.attention.tiling import (
+from tgi_trio.shard.torch_backend.attention.paged.tiling import (
     DeviceTiling,
     HostTiling,
     Share,

@@ -1,10 +1,10 @@
 """Attention over the blocks of tokens that an index chooses for each KV head, in kernels.
 
-See `chosen_blocks.py`. The best blocks of each pair of a token and a KV head are found, and their
-tokens listed. Such a pair is then a row with one query, over the cache of a single head. Where no
-row has more tokens than are chosen, this is plain attention; in a recording, whose rows change, the
-kernels find that out for each row. So they do where batch invariance is kept: a row's launches must
-not follow from the contexts of others. Imported only where Triton is installed.
+See `reference_blocks.py`. The best blocks of each pair of a token and a KV head are found, and
+their tokens listed. Such a pair is then a row with one query, over the cache of a single head.
+Where no row has more tokens than are chosen, this is plain attention; in a recording, whose rows
+change, the kernels find that out for each row. So they do where batch invariance is kept: a row's
+launches must not follow from the contexts of others. Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.index_writing import write_heads_and_index
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
-from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.selecting import (
+from tgi_trio.shard.torch_backend.attention.indexed.index_writing import write_heads_and_index
+from tgi_trio.shard.torch_backend.attention.indexed.selecting import (
     UnitScores,
     count_programs,
     cut_tokens,
     make_list,
     select_tokens,
 )
-from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention
+from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import block_scores
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.latents import write_latents
 from tgi_trio.shard.torch_backend.kernels.rotating import rotate_and_write
 from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads, HeadLaunch

@@ -1,6 +1,6 @@
 """Attention over the blocks of tokens that an index chooses by one key of each, in kernels.
 
-See `pooled_blocks.py`. Beside a step's keys, those of the blocks are written that it completes,
+See `reference_pooled.py`. Beside a step's keys, those of the blocks are written that it completes,
 which the device finds by itself. Where no row has more whole blocks than are chosen, this is plain
 attention; in a recording, whose rows change, the kernels find that out for each row, as they do
 where batch invariance is kept (see `paged_blocks.py`). Imported only where Triton is installed.
@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.index_writing import Blocks, write_heads_and_index
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
-from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.selecting import (
+from tgi_trio.shard.torch_backend.attention.indexed.index_writing import (
+    Blocks,
+    write_heads_and_index,
+)
+from tgi_trio.shard.torch_backend.attention.indexed.selecting import (
     Asking,
     cut_tokens,
     make_list,
     score_units,
     select_tokens,
 )
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention
+from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.attention.merging_kernel import merge_parts
-from tgi_trio.shard.torch_backend.attention.tiles import MOST_PARTS, pad_dim
+from tgi_trio.shard.torch_backend.attention.paged.merging_kernel import merge_parts
+from tgi_trio.shard.torch_backend.attention.paged.tiles import MOST_PARTS, pad_dim
 from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.torch_device import overlap

@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.attention.latent_kernel import load_ends, walk_latents
-from tgi_trio.shard.torch_backend.attention.paged_kernel import (
+from tgi_trio.shard.torch_backend.attention.paged.latent_kernel import load_ends, walk_latents
+from tgi_trio.shard.torch_backend.attention.paged.paged_kernel import (
     LOG2E,
     find_keys,
     find_tile,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.attention.paged_kernel import (
+from tgi_trio.shard.torch_backend.attention.paged.paged_kernel import (
     LOG2E,
     add_sinks,
     find_keys,

@@ -151,7 +151,9 @@ def _holds_heads(own: HeadProjection) -> bool:
 
 def _agree(own: HeadProjection, like: Addends | None) -> bool:
     """Return whether one launch gives the results of several, for a row at position 1."""
-    from tgi_trio.shard.torch_backend.attention.projecting import write_projected  # imports Triton
+    from tgi_trio.shard.torch_backend.attention.paged.kv_writing import (
+        write_projected,  # imports Triton
+    )
 
     linear, norm, steps = own
     x = try_rows(linear.weight, _ROWS)

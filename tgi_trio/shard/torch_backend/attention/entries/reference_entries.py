@@ -6,7 +6,8 @@ afterwards (`Compressor.last`). So everything is kept by token: what is kept of 
 sequence that begins with it, a wrong draft is overwritten by what is computed in its place, and a
 sequence needs no state.
 
-Tokens attend together as in `indexed.py`: decodes of several rows, or several tokens of one row.
+Tokens attend together as in `reference_tokens.py`: decodes of several rows, or several tokens of
+one row.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.index_groups import split_tokens
+from tgi_trio.shard.torch_backend.attention.indexed.reference_groups import split_tokens
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import KVCache

@@ -12,13 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.attention.paged_kernel import (
+from tgi_trio.shard.torch_backend.attention.paged.paged_kernel import (
     LOG2E,
     add_sinks,
     store_tile,
     weigh,
 )
-from tgi_trio.shard.torch_backend.attention.spans_kernel import (
+from tgi_trio.shard.torch_backend.attention.paged.spans_kernel import (
     begin_softmax,
     find_spans,
     merge,

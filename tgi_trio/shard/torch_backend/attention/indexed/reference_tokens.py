@@ -16,12 +16,12 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.chosen_runs import choose_runs
-from tgi_trio.shard.torch_backend.attention.index_groups import (
+from tgi_trio.shard.torch_backend.attention.indexed.reference_groups import (
     Choice,
     ScoredGroup,
     group_tokens,
 )
+from tgi_trio.shard.torch_backend.attention.indexed.reference_runs import choose_runs
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import KVCache

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tgi_trio.ipc.startup import BLOCK_SIZE
-from tgi_trio.shard.torch_backend.attention.tiling import SingleTiling, Tiling
+from tgi_trio.shard.torch_backend.attention.paged.tiling import SingleTiling, Tiling
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 
 

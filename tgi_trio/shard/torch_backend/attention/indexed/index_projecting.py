@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.projecting import describe_latents
-from tgi_trio.shard.torch_backend.attention.selecting import Asking
-from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.attention.indexed.selecting import Asking
+from tgi_trio.shard.torch_backend.attention.paged.kv_writing import describe_latents
+from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import indexed_latents
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections

@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.dividing import DividedTiles, describe_gates
-from tgi_trio.shard.torch_backend.attention.entries_kernel import (
-    attend_entries,
-    attend_entry_spans,
+from tgi_trio.shard.torch_backend.attention.paged.latent_kernel import attend_latents
+from tgi_trio.shard.torch_backend.attention.paged.paged_kernel import attend_tile
+from tgi_trio.shard.torch_backend.attention.paged.spans import Spans
+from tgi_trio.shard.torch_backend.attention.paged.spans_kernel import (
+    attend_latent_spans,
+    attend_spans,
 )
-from tgi_trio.shard.torch_backend.attention.latent_kernel import attend_latents
-from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile
-from tgi_trio.shard.torch_backend.attention.spans import Spans
-from tgi_trio.shard.torch_backend.attention.spans_kernel import attend_latent_spans, attend_spans
+from tgi_trio.shard.torch_backend.attention.paged.split_kv import DividedTiles, describe_gates
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 
 
@@ -48,9 +47,3 @@ def choose_latent_kernel(
         return attend_latent_spans, (), work.constants
     scaling = (work.out,) * 3 if scale is None else scale.describe(logs)
     return attend_latents, scaling, work.constants | {"SCALES": scale is not None}
-
-
-def choose_entries_kernel(work: DividedTiles | Spans) -> tuple[Any, dict[str, Any]]:
-    """Return the kernel that attends to entries, and constants."""
-    kernel = attend_entries if isinstance(work, DividedTiles) else attend_entry_spans
-    return kernel, work.constants

@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.attention.spans_kernel import merge_spans
-from tgi_trio.shard.torch_backend.attention.tiles import MOST_PARTS, pad_dim
+from tgi_trio.shard.torch_backend.attention.paged.spans_kernel import merge_spans
+from tgi_trio.shard.torch_backend.attention.paged.tiles import MOST_PARTS, pad_dim
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.opening import open_values
 

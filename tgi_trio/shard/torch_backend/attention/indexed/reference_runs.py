@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.index_groups import Choice, ScoredGroup
+from tgi_trio.shard.torch_backend.attention.indexed.reference_groups import Choice, ScoredGroup
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.index import (

@@ -1,34 +1,37 @@
 """Attention to the keys of a window and to entries on a GPU, by kernels of ours (DeepSeek V4).
 
 What a step's tokens see, and which runs of tokens end in it, is found on the device from the plan's
-own tables, so that steps can be recorded. `compressed.py` says what is kept in the cache.
+own tables, so that steps can be recorded. `reference_entries.py` says what is kept in the cache.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.dividing import DividedTiles, divide_work
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.attention.kernel_choice import choose_entries_kernel
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
-from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.selecting import (
+from tgi_trio.shard.torch_backend.attention.entries.entries_kernel import (
+    attend_entries,
+    attend_entry_spans,
+)
+from tgi_trio.shard.torch_backend.attention.entries.shared_keys import (
+    EntryPlaces,
+    write_keys,
+)
+from tgi_trio.shard.torch_backend.attention.indexed.selecting import (
     Asking,
     Selection,
     cut_tokens,
     score_units,
     select_best,
 )
-from tgi_trio.shard.torch_backend.attention.shared_keys import (
-    EntryPlaces,
-    write_keys,
-)
-from tgi_trio.shard.torch_backend.attention.spans import Spans, divide_into_spans
-from tgi_trio.shard.torch_backend.attention.tiles import (
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention
+from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.paged.spans import Spans, divide_into_spans
+from tgi_trio.shard.torch_backend.attention.paged.split_kv import DividedTiles, divide_work
+from tgi_trio.shard.torch_backend.attention.paged.tiles import (
     Tile,
     choose_entries_tile,
     choose_entry_spans_tile,
@@ -80,6 +83,12 @@ class PagedEntriesAttention(PagedAttention):
         most = 0 if entries is None else batch.longest // entries.spec.rate
         places = min(batch.longest, layer.window) + min(most, layer.most if chosen else most)
         return tile, divide_into_spans(layer, query, tiles, shared.dim, places)
+
+
+def _choose_kernel(work: DividedTiles | Spans) -> tuple[Any, dict[str, Any]]:
+    """Return the kernel that attends to entries, and constants."""
+    kernel = attend_entries if isinstance(work, DividedTiles) else attend_entry_spans
+    return kernel, work.constants
 
 
 def _expand(
@@ -138,7 +147,7 @@ class _Attending:
         layer, batch, tile, work = self.layer, self.batch, self.tile, self.work
         entries = self.shared.entries
         units, found = (batch.contexts, batch.contexts) if chosen is None else chosen
-        kernel, constants = choose_entries_kernel(work)
+        kernel, constants = _choose_kernel(work)
         kernel[(len(tokens) * -(-layer.heads // tile.lanes), 1, work.programs)](
             *work.room,
             *(self.query, self.table.cos, self.table.sin, self.keys),

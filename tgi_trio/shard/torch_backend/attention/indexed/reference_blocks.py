@@ -2,16 +2,22 @@
 
 The cache has index keys in layers of their own, behind those of K and V. As long as no context
 exceeds the tokens of all blocks that may be chosen, this is plain attention. In other steps index
-keys are scored as `index_groups.py` says; then each KV head of a token gathers the K and V of its
-blocks, and so many tokens at a time attend in one batched operation.
+keys are scored as `reference_groups.py` says; then each KV head of a token gathers the K and V of
+its blocks, and so many tokens at a time attend in one batched operation.
 """
 
 from __future__ import annotations
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.index_groups import ScoredGroup, group_tokens
-from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention, IndexedBatch
+from tgi_trio.shard.torch_backend.attention.indexed.reference_groups import (
+    ScoredGroup,
+    group_tokens,
+)
+from tgi_trio.shard.torch_backend.attention.indexed.reference_tokens import (
+    IndexedAttention,
+    IndexedBatch,
+)
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import scores_to_values
 from tgi_trio.shard.torch_backend.kv_cache import KVCache

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.projecting import count_heads, prepare_heads
-from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.attention.paged.kv_writing import count_heads, prepare_heads
+from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import index_keys as kernels
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.norm import Norm

@@ -1,0 +1,1 @@
+"""Paged attention by our Triton kernels: GQA and latents (MLA), split-KV, writes to the cache."""
