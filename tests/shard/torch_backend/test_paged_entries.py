@@ -18,7 +18,7 @@ from tgi_trio.shard.torch_backend.attention.entries.paged_entries import (  # no
     PagedEntriesAttention,
 )
 from tgi_trio.shard.torch_backend.attention.entries.reference_entries import (  # noqa: E402
-    CompressedAttention,
+    EntriesAttention,
     LayerKind,
 )
 from tgi_trio.shard.torch_backend.attention.indexed import selecting  # noqa: E402  (they import Triton)
@@ -105,7 +105,7 @@ class Layer:
     def backends(self) -> tuple[Any, Any]:
         device = torch.device(DEVICE)
         kind = LayerKind.of(self.shape, self.entries)
-        return PagedEntriesAttention(device), CompressedAttention([kind], device)
+        return PagedEntriesAttention(device), EntriesAttention([kind], device)
 
     def cache(self) -> KVCache:
         size = KVSize(1, self.shape.head_dim, DIM)

@@ -13,7 +13,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
 from tgi_trio.shard.torch_backend.attention.entries.reference_entries import (
-    CompressedAttention,
+    EntriesAttention,
     LayerKind,
 )
 from tgi_trio.shard.torch_backend.attention.indexed.reference_blocks import BlocksAttention
@@ -46,8 +46,8 @@ class _Backends(NamedTuple):
     paged: Paged | None = None
 
 
-def _entries(needs: AttentionNeeds, device: torch.device) -> CompressedAttention:
-    return CompressedAttention((LayerKind.of(*layer) for layer in needs.layers), device)
+def _entries(needs: AttentionNeeds, device: torch.device) -> EntriesAttention:
+    return EntriesAttention((LayerKind.of(*layer) for layer in needs.layers), device)
 
 
 def _paged_indexed(

@@ -33,7 +33,7 @@ _TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024)
 # rows that a step does not have took an H200 half a millisecond a step for 96 rows of 8B.
 _MOST_ROW_SIZES: Final = 3
 _ROWS_APART: Final = 4
-# Smaller numbers of rows have their contexts divided among programs (split-K), and the parts are
+# Smaller numbers of rows have their contexts divided among programs (split-KV), and the parts are
 # merged token by token, which took 1 ms of a step of 384 tokens. So they have at most so many
 # tokens a row.
 _TOKENS_A_ROW: Final = 32

@@ -73,14 +73,14 @@ class _Group(NamedTuple):
 
 
 @dataclass(slots=True)
-class CompressedBatch(ReferenceBatch):
+class EntriesBatch(ReferenceBatch):
     """A plan, prepared."""
 
     runs: dict[tuple[int, bool], _Runs] = field(default_factory=dict)  # those that end, if any do
     groups: dict[LayerKind, list[_Group]] = field(default_factory=dict)
 
 
-class CompressedAttention(ReferenceAttention):
+class EntriesAttention(ReferenceAttention):
     """Plain torch."""
 
     def __init__(self, kinds: Iterable[LayerKind], device: torch.device) -> None:
@@ -88,7 +88,7 @@ class CompressedAttention(ReferenceAttention):
         self._kinds = list(dict.fromkeys(kinds))
         self._staging = Staging(device)
 
-    def prepare(self, plan: StepPlan, cache: KVCache) -> CompressedBatch:
+    def prepare(self, plan: StepPlan, cache: KVCache) -> EntriesBatch:
         arrays: list[Array] = [plan.kv_slots]
         ending: list[tuple[int, bool]] = []
         for rate, overlaps in {(kind.rate, kind.overlaps) for kind in self._kinds if kind.rate}:
@@ -99,7 +99,7 @@ class CompressedAttention(ReferenceAttention):
         for parts in (part for own in groups.values() for part in own):
             arrays += parts
         sent = iter(self._staging.send(arrays))  # all in one copy, for which nobody waits
-        return CompressedBatch(
+        return EntriesBatch(
             cache,
             plan,
             next(sent),
@@ -117,7 +117,7 @@ class CompressedAttention(ReferenceAttention):
         shared: SharedKey,
         turning: Rotary,
         table: RotaryTable,
-        batch: CompressedBatch,
+        batch: EntriesBatch,
     ) -> torch.Tensor:
         query, kept, index_queries = shared.ask(projected, turning, table)
         batch.cache.write(layer.index, batch.slots, kept, kept)

@@ -1,4 +1,4 @@
-"""Launches what a layer with one key per token computes beside attention (DeepSeek V4).
+"""Writing the one key per token, and entries, to the cache before attention (DeepSeek V4).
 
 Imported only where Triton is installed.
 """

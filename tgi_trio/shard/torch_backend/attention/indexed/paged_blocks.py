@@ -1,4 +1,4 @@
-"""Attention over the blocks of tokens that an index chooses for each KV head, in kernels.
+"""Sparse attention over blocks of tokens that an index chooses for each KV head, in kernels.
 
 See `reference_blocks.py`. The best blocks of each pair of a token and a KV head are found, and
 their tokens listed. Such a pair is then a row with one query, over the cache of a single head.

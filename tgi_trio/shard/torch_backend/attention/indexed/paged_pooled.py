@@ -1,4 +1,4 @@
-"""Attention over the blocks of tokens that an index chooses by one key of each, in kernels.
+"""Sparse attention over blocks of tokens that an index chooses by one key of each, in kernels.
 
 See `reference_pooled.py`. Beside a step's keys, those of the blocks are written that it completes,
 which the device finds by itself. Where no row has more whole blocks than are chosen, this is plain

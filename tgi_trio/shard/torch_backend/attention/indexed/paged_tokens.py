@@ -1,4 +1,4 @@
-"""Attention over the tokens that an index chooses, by kernels of ours, which can be recorded.
+"""Sparse attention over the tokens that an index chooses, by kernels, which can be recorded.
 
 The index scores tokens, or whole runs of them, in the paged cache; the latents of those that are
 chosen are attended to where they lie. Nothing is chosen where no context can be too long, except

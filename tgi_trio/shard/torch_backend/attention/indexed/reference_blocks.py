@@ -1,4 +1,4 @@
-"""Attention over the blocks of tokens that an index chooses, in plain torch, batched and paged.
+"""Sparse attention over blocks of tokens that an index chooses by their best token, in plain torch.
 
 The cache has index keys in layers of their own, behind those of K and V. As long as no context
 exceeds the tokens of all blocks that may be chosen, this is plain attention. In other steps index

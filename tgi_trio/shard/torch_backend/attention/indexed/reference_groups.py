@@ -1,4 +1,4 @@
-"""Tokens of a step in groups whose index scores are computed together.
+"""How plain torch groups the tokens of a step whose index scores are computed together.
 
 Decodes are together, with rows of similar contexts at a time; prefills are cut into tiles of one
 row's queries.

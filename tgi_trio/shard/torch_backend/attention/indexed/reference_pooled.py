@@ -1,4 +1,4 @@
-"""Attention over the blocks of tokens that an index chooses, in plain torch, batched and paged.
+"""Sparse attention over blocks of tokens that an index chooses by one key of each, in plain torch.
 
 Index keys are a layer of the cache without values. A token's key lies there as it is projected,
 until its block is whole: then the block's own key takes the place of its last token's, so that a

@@ -1,4 +1,4 @@
-"""Attention over the tokens that an index chooses, in plain torch, batched and paged.
+"""Sparse attention over the tokens that an index chooses, in plain torch, batched and paged.
 
 The cache has an index key after every latent. As long as no context exceeds the number of tokens to
 be chosen, all are chosen, and this is plain attention over latents. In other steps, index keys are

@@ -1,4 +1,4 @@
-"""Merging the parts of attention that programs found along a tile's keys (split-K).
+"""Merging the parts of attention that programs found along a tile's keys (split-KV).
 
 Each part is a running softmax (`paged_kernel.py`). Imported only where Triton is installed.
 """

@@ -1,6 +1,6 @@
-"""Attention on a GPU by our own Triton kernels, which read K and V in the paged cache.
+"""Paged attention on a GPU by our own Triton kernels: the backend of K and V, and of latents (MLA).
 
-They have any dtype, head size, window and chunk, soft caps, linear biases and sinks. A step's
+K and V have any dtype, head size, window and chunk, soft caps, linear biases and sinks. A step's
 inputs are in one block of memory, filled by a single copy, so that decode steps can be captured as
 CUDA graphs (see `shard/torch_backend/recordings/decode_graphs.py`).
 """

@@ -1,4 +1,4 @@
-"""A step's plan on the device: where its tokens' keys and values are, in pages.
+"""A step's plan on the device: block tables, context lengths and slots of K and V.
 
 Imported only where Triton is installed.
 """

@@ -1,9 +1,9 @@
-"""Paged attention in Triton for prefill chunks, decodes and drafts, with or without split-K.
+"""Paged attention in Triton for prefill chunks, decodes and drafts, with or without split-KV.
 
 A program computes one tile: some consecutive (query, head) pairs of one row and one KV head, so
 that a key is read once for all of them. It walks the row's keys through its block table with a
 running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), so scores are never stored. If there
-are few tiles, several programs share each of them along the keys (split-K; Dao et al.,
+are few tiles, several programs share each of them along the keys (split-KV; Dao et al.,
 "Flash-Decoding", 2023), and `merging_kernel.py` merges their parts. Imported only where Triton is
 installed.
 

@@ -1,4 +1,4 @@
-"""Dividing the keys of rows into spans of fixed positions, where batch invariance is kept.
+"""Split-KV at fixed positions (spans), where batch invariance is kept.
 
 Imported only where Triton is installed.
 """

@@ -3,7 +3,7 @@
 Like `attend_tile` and `attend_latents`, but the keys of a row are divided into *spans*, parts whose
 positions are fixed, whatever the step. Each span is walked with a running softmax of its own, and
 spans are merged in their order: by the program that walks all of a tile's or, where programs share
-a tile (split-K), by `merge_spans`. Decodes and prompts have the same tile, so that the same
+a tile (split-KV), by `merge_spans`. Decodes and prompts have the same tile, so that the same
 instruction multiplies them, and all keys are walked by a single loop, with masks. A key that a
 query does not see, and a span of such keys, change nothing; so neither does what else is in a
 query's tile. Imported only where Triton is installed.

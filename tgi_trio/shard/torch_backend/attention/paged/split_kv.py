@@ -1,4 +1,4 @@
-"""Dividing the keys of tiles among programs (split-K), where a step has few tiles.
+"""Split-KV (flash-decoding): a tile's keys divided among programs, where a step has few tiles.
 
 Imported only where Triton is installed.
 """
@@ -17,7 +17,7 @@ from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
-# A tile is divided (split-K) while there are fewer programs: a few for each multiprocessor of a
+# A tile is divided (split-KV) while there are fewer programs: a few for each multiprocessor of a
 # large device. On an H100 dividing paid up to there, and cost a little beyond.
 _PROGRAMS = 512
 _WIDE = 256  # numbers of a head, beyond which more warps merge its parts
