@@ -180,6 +180,9 @@ def test_the_type_of_what_writes_the_text(
 NAMED = {
     "model/config.py: read_json(folder / 'config.json')",
     "model/gguf/folder.py: {'config.json': config}",  # made of a file's metadata
+    "model/gguf/projectors/composite.py: {'config.json': whole | {'text_config': own | "
+    "whole.get('text_config', {})}, 'preprocessor_config.json': projector.process(tower) | "
+    "normal}",  # and of a projector's beside it
     "hub/composed.py: 'config.json'",  # made of those of a model's repositories
     # Beside a text's numbers, which have the same names.
     "shard/media/ultravox_tower.py: read_json(folder / 'config.json') or {}",

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.gguf.header import refusing
-from tgi_trio.model.gguf.projectors.parameters import Parameter, list_parameters
 from tgi_trio.model.gguf.projectors.projector import count_heads
+from tgi_trio.model.gguf.projectors.stored_parameters import Parameter, list_parameters
 from tgi_trio.model.gguf.projectors.table import read_projector
 from tgi_trio.shard.checkpoint.formats.gguf import read_numbers
 from tgi_trio.shard.checkpoint.mapped_files import MappedFiles

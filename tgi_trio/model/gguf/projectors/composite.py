@@ -9,7 +9,6 @@ from typing import Any, Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.header import refusing
-from tgi_trio.model.gguf.projectors.parameters import list_parameters
 from tgi_trio.model.gguf.projectors.projector import (
     Kind,
     Projector,
@@ -17,6 +16,7 @@ from tgi_trio.model.gguf.projectors.projector import (
     read_normal,
     read_shape,
 )
+from tgi_trio.model.gguf.projectors.stored_parameters import list_parameters
 from tgi_trio.model.gguf.stated import Values
 
 # What config.json says of the whole model.
