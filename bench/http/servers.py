@@ -66,13 +66,14 @@ class BenchEngine:
         from tgi_trio.router.adapters.text_processors import TextProcessors
         from tgi_trio.router.engine.stream import TokenStream
         from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
+        from tgi_trio.router.parameters import ValidationLimits
         from tgi_trio.router.request import FinishReason, Outcome, Token
         from tgi_trio.router.telemetry.metrics import Metrics
         from tgi_trio.router.text.text_processor import ModelTextProcessor, TextProcessor
         from tgi_trio.router.text.thoughts.derive import ThoughtSettings
         from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
         from tgi_trio.router.text.tokenizer_files import TokenizerConfig
-        from tgi_trio.router.validation import ValidationLimits, Validator
+        from tgi_trio.router.validation import Validator
 
         alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
         backend = tokenizers.Tokenizer(

@@ -24,6 +24,7 @@ from tgi_trio.router.media.layouts.layout import OtherLayout
 from tgi_trio.router.media.media_reader import MediaLimits, MediaReader, Reading
 from tgi_trio.router.media.pixel_store import PixelStore
 from tgi_trio.router.media.spool import EncodedImage, Spool
+from tgi_trio.router.parameters import ValidationLimits
 from tgi_trio.router.request import Request, Timings
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.chat_template import ChatTemplate
@@ -33,7 +34,7 @@ from tgi_trio.router.text.text_processor import ModelTextProcessor, TextProcesso
 from tgi_trio.router.text.thoughts.derive import ThoughtSettings, derive_thoughts
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tools.probe import find_call_style
-from tgi_trio.router.validation import ValidationLimits, Validator
+from tgi_trio.router.validation import Validator
 
 _LIMITS: Final = ServedLimits(
     max_best_of=4,

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.router.text.kinds import served, unhurried
 from tests.router.validation_support import HELLO, TEN, P, validator
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, encode_prefill
+from tgi_trio.router.parameters import ValidationLimits
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.text.tokenizer import TokenizerPool
-from tgi_trio.router.validation import ValidationLimits, Validator, fan_out
+from tgi_trio.router.validation import Validator, fan_out
 
 
 @pytest.mark.trio

@@ -9,8 +9,9 @@ import pytest
 
 from tests.router.validation_support import HELLO, TEN, TOKENIZER, P, validator
 from tgi_trio.errors import ValidationError
+from tgi_trio.router.parameters import ValidationLimits
 from tgi_trio.router.text.tokenizer import TokenizerPool
-from tgi_trio.router.validation import ValidationLimits, Validator
+from tgi_trio.router.validation import Validator
 
 
 async def refusal(prompt: Any, parameters: P, **changes: Any) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from tests.router.text.kinds import served
 from tgi_trio.errors import ValidationError
+from tgi_trio.router.parameters import GenerationParameters, ValidationLimits
 from tgi_trio.router.text.tokenizer import TokenizerPool
-from tgi_trio.router.validation import GenerationParameters, ValidationLimits, Validator
+from tgi_trio.router.validation import Validator
 
 P = GenerationParameters
 TOKENIZER = served("byte_level")

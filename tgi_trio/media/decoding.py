@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.images import bundle_bytes, write_bundle
+from tgi_trio.media.cutting import Arrays
 from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.media.image_names import ImageNames, read_quoted
 from tgi_trio.media.image_text import decode_quoted
@@ -40,7 +41,6 @@ from tgi_trio.media.packed_frames import decode_frames
 from tgi_trio.media.processors import PixelProcessor
 from tgi_trio.media.sound import Sound
 from tgi_trio.media.sounds import SoundLimits, read_sound
-from tgi_trio.media.tiling import Arrays
 from tgi_trio.media.video_canvases import CANVASES
 from tgi_trio.media.videos import VideoLimits, check_count, read_video
 from tgi_trio.sandbox.zygote import Job, JobLimits, serve_jobs

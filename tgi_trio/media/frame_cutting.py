@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.media.cutting import Arrays
 from tgi_trio.media.frame_canvases import FrameCanvas
 from tgi_trio.media.patch_canvases import PatchCanvas
-from tgi_trio.media.tiling import Arrays
 from tgi_trio.media.video_canvas import Clip, VideoCanvas
 
 Pixels = NDArray[np.uint8]

@@ -2,7 +2,7 @@
 
 Always those of transformers that compute with numpy and Pillow, by name: the others need
 torchvision, and where that is installed its resampling would change tokens. What transformers has
-for torchvision alone is made here (`tiling.py`).
+for torchvision alone is made here (`tiling.py`, `patching.py`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.media.cutting import Arrays, Tiler
 from tgi_trio.media.minimax_m3 import limit_size
+from tgi_trio.media.patching import tile_gemma4, tile_kimi, tile_muse, tile_nemotron
 from tgi_trio.media.tiling import (
-    Arrays,
-    Tiler,
     tile_cohere2,
     tile_deepseek_ocr,
     tile_deepseek_ocr2,
-    tile_gemma4,
-    tile_kimi,
     tile_lfm2,
     tile_llama4,
-    tile_muse,
-    tile_nemotron,
     tile_perception,
     tile_phi4,
     tile_step3p7,

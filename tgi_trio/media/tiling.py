@@ -6,42 +6,41 @@ values where it is bilinear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
 from typing import Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.canvases import (
     ONE_TILE,
-    TileGrid,
     fit_cohere2,
-    fit_gemma4,
     fit_llama4,
-    fit_muse,
     fit_perception,
+)
+from tgi_trio.media.cutting import (
+    Arrays,
+    Pixels,
+    Tiler,
+    cut_patches,
+    is_positive,
+    read_resample,
+    resize,
+    split_grid,
 )
 from tgi_trio.media.deepseek_ocr import (
     DeepseekOcrCanvas,
     read_deepseek_ocr,
     read_deepseek_ocr2,
 )
-from tgi_trio.media.kimi_k25 import KimiCanvas
 from tgi_trio.media.lfm2 import Lfm2Canvas
-from tgi_trio.media.nemotron import NemotronCanvas
 from tgi_trio.media.phi4 import PATCHES, SIDE, Phi4Canvas
 from tgi_trio.media.step3p7 import Step3p7Canvas
 
-Arrays = dict[str, NDArray[Any]]
-Pixels = NDArray[np.uint8]  # [height, width, 3]
-Tiler = Callable[[Pixels], Arrays]
-
 _BILINEAR: Final = 2
 _GREY: Final = (127, 127, 127)
-_RESAMPLINGS: Final = range(6)  # Pillow's numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +58,11 @@ class TileSettings:
         shape = size if isinstance(size, Mapping) else {}
         high, wide = shape.get("height"), shape.get("width")
         most = settings.get("max_patches", most)
-        if not isinstance(high, int) or high != wide or not _is_positive(high):
+        if not isinstance(high, int) or high != wide or not is_positive(high):
             raise ModelLoadError(f"tiles need one height and width, and size is {size!r}")
-        if not _is_positive(most):
+        if not is_positive(most):
             raise ModelLoadError(f"max_patches must be a positive number, not {most!r}")
-        return cls(high, most, _read_resample(settings, resample))
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _read_resample(settings: Mapping[str, Any], default: int) -> int:
-    found: Any = settings.get("resample", default)
-    if found not in _RESAMPLINGS:
-        raise ModelLoadError(f"resample must be a number of Pillow's, not {found!r}")
-    return int(found)
+        return cls(high, most, read_resample(settings, resample))
 
 
 def tile_llama4(settings: Mapping[str, Any]) -> Tiler:
@@ -91,8 +79,8 @@ def tile_llama4(settings: Mapping[str, Any]) -> Tiler:
         grid = fit_llama4(height, width, tiles.side, tiles.most, largest)
         canvas = np.zeros((grid.rows * tiles.side, grid.columns * tiles.side, 3), np.uint8)
         shown = _show_llama4((height, width), canvas.shape[:2], None if largest else tiles.side)
-        canvas[: shown[0], : shown[1]] = _resize(pixels, *shown, tiles.resample)
-        return {"pixel_values": _with_whole(_split(canvas, grid), pixels, tiles)}
+        canvas[: shown[0], : shown[1]] = resize(pixels, *shown, tiles.resample)
+        return {"pixel_values": _with_whole(split_grid(canvas, grid), pixels, tiles)}
 
     return process
 
@@ -106,7 +94,7 @@ def tile_cohere2(settings: Mapping[str, Any]) -> Tiler:
         height, width, _ = pixels.shape
         grid = fit_cohere2(height, width, tiles.side, tiles.most) if cuts else ONE_TILE
         size = grid.rows * tiles.side, grid.columns * tiles.side
-        parts = _split(_resize(pixels, *size, tiles.resample), grid)
+        parts = split_grid(resize(pixels, *size, tiles.resample), grid)
         return {"pixel_values": _with_whole(parts, pixels, tiles)}
 
     return process
@@ -118,47 +106,20 @@ def tile_perception(settings: Mapping[str, Any]) -> Tiler:
     """
     names = {"tile_size": 448, "max_num_tiles": 36}
     side, most = (settings.get(name, names[name]) for name in names)
-    if not all(map(_is_positive, (side, most))):
+    if not all(map(is_positive, (side, most))):
         raise ModelLoadError(f"{', '.join(names)} must be positive numbers")
-    tiles = TileSettings(side, most, _read_resample(settings, 3))
+    tiles = TileSettings(side, most, read_resample(settings, 3))
     cuts = settings.get("vision_input_type", "thumb+tile") == "thumb+tile"
 
     def process(pixels: Pixels) -> Arrays:
         height, width, _ = pixels.shape
-        whole = _resize(pixels, side, side, tiles.resample).transpose(2, 0, 1)[None]
+        whole = resize(pixels, side, side, tiles.resample).transpose(2, 0, 1)[None]
         if not cuts:
             return {"pixel_values": np.ascontiguousarray(whole)[None]}
         grid = fit_perception(height, width, side, most)
         size = grid.rows * side, grid.columns * side
-        parts = _split(_resize(pixels, *size, tiles.resample), grid)
+        parts = split_grid(resize(pixels, *size, tiles.resample), grid)
         return {"pixel_values": np.concatenate((whole, parts))[None]}
-
-    return process
-
-
-def tile_gemma4(settings: Mapping[str, Any]) -> Tiler:
-    """Return what makes the patches [1, patches, N] of Gemma 4's unified model, uint8, row by row.
-
-    N are the rows of a patch, pixel by pixel; `image_position_ids` [1, patches, 2] says in which
-    column and row it is. `transformers` has room for as many as any image may have; here there are
-    as many as the image has. Raises ModelLoadError.
-    """
-    names = {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 280}
-    patch, pooled, most = (settings.get(name, names[name]) for name in names)
-    if not all(map(_is_positive, (patch, pooled, most))):
-        raise ModelLoadError(f"{', '.join(names)} must be positive numbers")
-    unit, resample = patch * pooled, _read_resample(settings, 3)
-
-    def process(pixels: Pixels) -> Arrays:
-        height, width, _ = pixels.shape
-        grid = fit_gemma4(height, width, unit, most)
-        picture = _resize(pixels, grid.rows * unit, grid.columns * unit, resample)
-        places = np.indices(grid).reshape(2, -1)[::-1].T
-        return {
-            "pixel_values": _cut_patches(picture.transpose(2, 0, 1), unit)[None],
-            "image_position_ids": places[None],
-            "num_soft_tokens_per_image": np.array([grid.tiles]),
-        }
 
     return process
 
@@ -171,7 +132,7 @@ def tile_lfm2(settings: Mapping[str, Any]) -> Tiler:
     `pixel_attention_mask` [parts, patches] which patches there are. `transformers` has room for as
     many as any image may have; here there are as many as the largest part has.
     """
-    canvas, resample = Lfm2Canvas.read(settings), _read_resample(settings, 2)
+    canvas, resample = Lfm2Canvas.read(settings), read_resample(settings, 2)
 
     def process(pixels: Pixels) -> Arrays:
         height, width, _ = pixels.shape
@@ -179,11 +140,11 @@ def tile_lfm2(settings: Mapping[str, Any]) -> Tiler:
         parts: list[Pixels] = []
         if grid.tiles > 1:
             size = grid.rows * canvas.tile, grid.columns * canvas.tile
-            parts.extend(_split(_resize(pixels, *size, resample), grid))
+            parts.extend(split_grid(resize(pixels, *size, resample), grid))
         if grid.tiles == 1 or canvas.shows_whole:
             size = whole.rows * canvas.unit, whole.columns * canvas.unit
-            parts.append(_resize(pixels, *size, resample).transpose(2, 0, 1))
-        patches = [_cut_patches(part, canvas.patch) for part in parts]
+            parts.append(resize(pixels, *size, resample).transpose(2, 0, 1))
+        patches = [cut_patches(part, canvas.patch) for part in parts]
         longest = max(map(len, patches))
         found = np.zeros((len(parts), longest, 3 * canvas.patch**2), np.uint8)
         for part, own in zip(found, patches, strict=True):
@@ -198,75 +159,13 @@ def tile_lfm2(settings: Mapping[str, Any]) -> Tiler:
     return process
 
 
-def tile_kimi(settings: Mapping[str, Any]) -> Tiler:
-    """Return what makes Kimi K2.5's patches [patches, 3, side, side], uint8, row by row.
-
-    The image is at the upper left with nothing around. `image_grid_thw` [1, 3] says how many rows
-    and columns of patches there are. Raises ModelLoadError.
-    """
-    canvas, resample = KimiCanvas.read(settings), _read_resample(settings, 3)
-
-    def process(pixels: Pixels) -> Arrays:
-        height, width, channels = pixels.shape
-        units, (high, wide) = canvas.count_units(height, width), canvas.shrink(height, width)
-        grid = TileGrid(units.rows * canvas.merge, units.columns * canvas.merge)
-        size = grid.rows * canvas.patch, grid.columns * canvas.patch
-        picture = np.zeros((*size, channels), np.uint8)
-        picture[:high, :wide] = _resize(pixels, high, wide, resample)
-        return {"pixel_values": _split(picture, grid), "image_grid_thw": np.array([[1, *grid]])}
-
-    return process
-
-
-def tile_nemotron(settings: Mapping[str, Any]) -> Tiler:
-    """Return what makes Nemotron 3 Nano Omni's patches [patches, 3 * side * side], uint8, by row.
-
-    The image fills them all. `image_grid_hw` [1, 2] says how many rows and columns of patches there
-    are. Raises ModelLoadError.
-    """
-    canvas, resample = NemotronCanvas.read(settings), _read_resample(settings, 3)
-
-    def process(pixels: Pixels) -> Arrays:
-        grid = canvas.fit(*pixels.shape[:2])
-        size = grid.rows * canvas.patch, grid.columns * canvas.patch
-        parts = _split(_resize(pixels, *size, resample), grid)
-        return {"pixel_values": parts.reshape(grid.tiles, -1), "image_grid_hw": np.array([grid])}
-
-    return process
-
-
-def tile_muse(settings: Mapping[str, Any]) -> Tiler:
-    """Return what makes Muse Glimmer's patches [patches, frames * 3 * N], uint8, row by row.
-
-    N are the pixels of a channel of a patch; all frames are the same. `image_grid_thw` [1, 3] says
-    how many rows and columns of patches there are. Raises ModelLoadError.
-    """
-    names = {"patch_size": 14, "merge_size": 2, "max_image_tokens": 4096, "temporal_patch_size": 2}
-    patch, merge, most, frames = (settings.get(name, names[name]) for name in names)
-    if not all(map(_is_positive, (patch, merge, most, frames))):
-        raise ModelLoadError(f"{', '.join(names)} must be positive numbers")
-    resample = _read_resample(settings, 1)
-
-    def process(pixels: Pixels) -> Arrays:
-        height, width, channels = pixels.shape
-        grid = fit_muse(height, width, patch * merge, most)
-        rows, columns = grid.rows * merge, grid.columns * merge
-        picture = _resize(pixels, rows * patch, columns * patch, resample)
-        parts = picture.reshape(rows, patch, columns, patch, channels).transpose(0, 2, 4, 1, 3)
-        found = np.repeat(parts.reshape(rows * columns, 1, -1), frames, axis=1)
-        shape = np.array([[1, rows, columns]])
-        return {"pixel_values": found.reshape(rows * columns, -1), "image_grid_thw": shape}
-
-    return process
-
-
 def tile_step3p7(settings: Mapping[str, Any]) -> Tiler:
     """Return what makes Step 3.7's views: of the whole [1, 3, side, side], and of windows in
     `pixel_values_local` [windows, 3, side, side], row by row, if there are any; uint8.
 
     `num_local_patches` [1] says how many there are. Raises ModelLoadError.
     """
-    canvas, resample = Step3p7Canvas.read(settings), _read_resample(settings, 2)
+    canvas, resample = Step3p7Canvas.read(settings), read_resample(settings, 2)
 
     def process(pixels: Pixels) -> Arrays:
         height, width, channels = pixels.shape
@@ -275,19 +174,19 @@ def tile_step3p7(settings: Mapping[str, Any]) -> Tiler:
             filled = np.zeros((cut.square, cut.square, channels), np.uint8)
             filled[:height, :width] = pixels
             pixels = filled
-        whole = _resize(_resize(pixels, *cut.whole, resample), canvas.side, canvas.side, resample)
+        whole = resize(resize(pixels, *cut.whole, resample), canvas.side, canvas.side, resample)
         arrays = {
             "pixel_values": whole.transpose(2, 0, 1)[None],
             "num_local_patches": np.array([cut.grid.tiles]),
         }
         if cut.grid.tiles:
-            cropped = _resize(pixels, *cut.cropped, resample)
+            cropped = resize(pixels, *cut.cropped, resample)
             windows = (
                 cropped[top : top + cut.window, left : left + cut.window]
                 for top in range(0, cut.cropped[0], cut.window)
                 for left in range(0, cut.cropped[1], cut.window)
             )
-            views = (_resize(each, canvas.window, canvas.window, resample) for each in windows)
+            views = (resize(each, canvas.window, canvas.window, resample) for each in windows)
             arrays["pixel_values_local"] = np.stack(list(views)).transpose(0, 3, 1, 2)
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
@@ -307,12 +206,12 @@ def tile_phi4(settings: Mapping[str, Any]) -> Tiler:
         cut = canvas.cut(*pixels.shape[:2])
         rows, columns = cut.grid
         picture = np.full((rows * SIDE, columns * SIDE, 3), 255, np.uint8)
-        picture[: cut.height, : cut.width] = _resize(pixels, cut.height, cut.width, _BILINEAR)
+        picture[: cut.height, : cut.width] = resize(pixels, cut.height, cut.width, _BILINEAR)
         seen = np.zeros((rows * PATCHES, columns * PATCHES, 1), np.uint8)
         seen[: cut.seen[0], : cut.seen[1]] = 1
         return {
-            "pixel_values": _split(picture, cut.grid),
-            "pixel_attention_mask": _split(seen, cut.grid)[:, 0],
+            "pixel_values": split_grid(picture, cut.grid),
+            "pixel_attention_mask": split_grid(seen, cut.grid)[:, 0],
             "image_sizes": np.array([picture.shape[:2]]),
         }
 
@@ -336,7 +235,7 @@ def tile_deepseek_ocr2(settings: Mapping[str, Any]) -> Tiler:
 
 
 def _tile_beside_whole(settings: Mapping[str, Any], canvas: DeepseekOcrCanvas) -> Tiler:
-    resample, ground = _read_resample(settings, 3), settings.get("background_color", _GREY)
+    resample, ground = read_resample(settings, 3), settings.get("background_color", _GREY)
     if np.shape(ground) != (3,) or not all(value in range(256) for value in ground):
         raise ModelLoadError(f"background_color must be three bytes, not {ground!r}")
 
@@ -346,7 +245,7 @@ def _tile_beside_whole(settings: Mapping[str, Any], canvas: DeepseekOcrCanvas) -
         top, left = (canvas.side - high) // 2, (canvas.side - wide) // 2
         whole = np.empty((canvas.side, canvas.side, 3), np.uint8)
         whole[:] = ground
-        whole[top : top + high, left : left + wide] = _resize(pixels, high, wide, resample)
+        whole[top : top + high, left : left + wide] = resize(pixels, high, wide, resample)
         grid = canvas.cut(height, width)
         arrays = {
             "pixel_values": np.ascontiguousarray(whole.transpose(2, 0, 1))[None],
@@ -355,17 +254,10 @@ def _tile_beside_whole(settings: Mapping[str, Any], canvas: DeepseekOcrCanvas) -
         }
         if grid.tiles:
             size = grid.rows * canvas.tile, grid.columns * canvas.tile
-            arrays["pixel_values_local"] = _split(_resize(pixels, *size, resample), grid)
+            arrays["pixel_values_local"] = split_grid(resize(pixels, *size, resample), grid)
         return arrays
 
     return process
-
-
-def _cut_patches(picture: Pixels, side: int) -> Pixels:
-    """Return a picture's patches [patches, side * side * 3], row by row, of one [3, high, wide]."""
-    channels, height, width = picture.shape
-    parts = picture.reshape(channels, height // side, side, width // side, side)
-    return parts.transpose(1, 3, 2, 4, 0).reshape(-1, side * side * channels)
 
 
 def _show_llama4(size: tuple[int, int], room: tuple[int, int], tile: int | None) -> tuple[int, int]:
@@ -391,22 +283,5 @@ def _with_whole(parts: Pixels, pixels: Pixels, tiles: TileSettings) -> Pixels:
     """Return tiles and, behind several, the whole image as one."""
     if len(parts) == 1:
         return parts
-    whole = _resize(pixels, tiles.side, tiles.side, tiles.resample)
+    whole = resize(pixels, tiles.side, tiles.side, tiles.resample)
     return np.concatenate((parts, whole.transpose(2, 0, 1)[None]))
-
-
-def _split(canvas: Pixels, grid: TileGrid) -> Pixels:
-    """Return a picture's tiles [tiles, 3, side, side], row by row."""
-    height, width, channels = canvas.shape
-    high, wide = height // grid.rows, width // grid.columns
-    parts = canvas.reshape(grid.rows, high, grid.columns, wide, channels)
-    return np.ascontiguousarray(parts.transpose(0, 2, 4, 1, 3)).reshape(-1, channels, high, wide)
-
-
-def _resize(pixels: Pixels, height: int, width: int, resample: int) -> Pixels:
-    from PIL import Image
-
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    how = Image.Resampling(resample)
-    return np.asarray(Image.fromarray(pixels).resize((width, height), how))

@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.media.cutting import Arrays
 from tgi_trio.media.frame_cutting import choose_cutter
 from tgi_trio.media.packed_frames import unpack_frames
-from tgi_trio.media.tiling import Arrays
 from tgi_trio.media.video_canvas import Clip, VideoCanvas
 
 Pixels = NDArray[np.uint8]

@@ -34,6 +34,7 @@ from tgi_trio.router.media.kinds import NOTHING_UNSERVED, Kind
 from tgi_trio.router.media.media_model import MediaModel
 from tgi_trio.router.media.media_service import MediaFlags, MediaService
 from tgi_trio.router.media.pixel_store import Arena
+from tgi_trio.router.parameters import ValidationLimits
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.shards.supervisor import Supervisor
@@ -48,7 +49,7 @@ from tgi_trio.router.text.thoughts.derive import Thoughts, ThoughtSettings, deri
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.text.tools.probe import CallStyle, find_call_style
-from tgi_trio.router.validation import ValidationLimits, Validator
+from tgi_trio.router.validation import Validator
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import Keys
 from tgi_trio.settings.records import OWN, Settings

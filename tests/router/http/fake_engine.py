@@ -21,6 +21,7 @@ from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
 from tgi_trio.router.media.media_reader import MediaReader
+from tgi_trio.router.parameters import ValidationLimits
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.answer_text import output_text
@@ -31,7 +32,7 @@ from tgi_trio.router.text.thoughts.derive import Thoughts, ThoughtSettings, deri
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig
 from tgi_trio.router.text.tools.probe import CallStyle, find_call_style
-from tgi_trio.router.validation import ValidationLimits, Validator
+from tgi_trio.router.validation import Validator
 
 TEMPLATE = (
     "{% set newline = '\\n' %}"

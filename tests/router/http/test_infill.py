@@ -12,8 +12,9 @@ from tests.router.http.fake_engine import GAP_MARKS, FakeEngine, byte_tokenizer
 from tests.router.http.served import served
 from tgi_trio.router.http.dialects.llama_cpp.replies import InfillEvent, InfillReply
 from tgi_trio.router.http.engine_api import ServedLimits
+from tgi_trio.router.parameters import ValidationLimits
 from tgi_trio.router.request import LineLimits
-from tgi_trio.router.validation import ValidationLimits, Validator
+from tgi_trio.router.validation import Validator
 
 pytestmark = pytest.mark.trio
 

@@ -20,8 +20,8 @@ from tgi_trio.router.http.deadlines import find_deadline
 from tgi_trio.router.media.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
 from tgi_trio.router.media.kinds import WORDS, Kind, name_kinds
 from tgi_trio.router.media.links import MediaLink
+from tgi_trio.router.parameters import GenerationParameters
 from tgi_trio.router.request import Request
-from tgi_trio.router.validation import GenerationParameters
 
 # The types of models that take what is no image, for errors.
 _FAMILIES: Final[Mapping[Kind, Collection[str]]] = {

@@ -13,9 +13,9 @@ from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.gap_fitting import Count
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import ExtraFile
+from tgi_trio.router.parameters import GenerationParameters
 from tgi_trio.router.text.infill import Gap, InfillFormat, OtherFile, find_infill
 from tgi_trio.router.text.plain_reading import PlainReader, has_any, special_names
-from tgi_trio.router.validation import GenerationParameters
 
 UNNAMED: Final = "tmp"  # a file without a name, as llama.cpp calls it
 

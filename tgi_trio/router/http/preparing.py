@@ -14,6 +14,7 @@ from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_to
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
 from tgi_trio.router.http.rendering import render_with_tools, takes_long
 from tgi_trio.router.media.image_prompt import Prompt
+from tgi_trio.router.parameters import GenerationParameters
 from tgi_trio.router.request import Request
 from tgi_trio.router.text.answer import CallReader
 from tgi_trio.router.text.answer_form import ReadForm, WithoutCalls
@@ -24,7 +25,6 @@ from tgi_trio.router.text.thoughts.rules import ThoughtRules, Vocabulary
 from tgi_trio.router.text.tools.call_parser import TextParser, call_reader
 from tgi_trio.router.text.tools.functions import Function
 from tgi_trio.router.text.tools.ids import make_ids
-from tgi_trio.router.validation import GenerationParameters
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,14 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.model.config import read_values
+from tgi_trio.router.text.added_tokens import (
+    NAMED_TOKENS,
+    AddedTokenSpec,
+    expect_text,
+    list_added_tokens,
+    name_own_tokens,
+    text_of,
+)
 from tgi_trio.router.text.default_templates import write_templates
 from tgi_trio.router.text.known_code import find_known
 from tgi_trio.router.text.sentence_pieces import mend_conversion
@@ -28,15 +36,6 @@ from tgi_trio.whole_files import SMALL, parse_json, read_file, read_text_file
 
 log = logging.getLogger(__name__)
 
-NAMED_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 
 _CLEANS_UP = "clean_up_tokenization_spaces"
 _CORRUPTS = "even_though_it_will_corrupt_output"
@@ -65,18 +64,6 @@ _CONVERSION_ENV: Final = {
     "CUDA_VISIBLE_DEVICES": "",
     "TIKTOKEN_CACHE_DIR": "",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class AddedTokenSpec:
-    """An entry of `added_tokens_decoder`, or a special token known only by its text."""
-
-    content: str
-    special: bool = True
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-    normalized: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +103,12 @@ def _read_tokenizer_config(folder: Path, config_path: Path | None) -> TokenizerC
     tekken = read_tekken(folder)
     special = {} if tekken is None else name_special_tokens(tekken)
     special |= {
-        name: text for name in NAMED_TOKENS if (text := _text_of(config.get(name, older.get(name))))
+        name: text for name in NAMED_TOKENS if (text := text_of(config.get(name, older.get(name))))
     }
-    special = {**_own_names(older), **_own_names(config), **special}
+    special = {**name_own_tokens(older), **name_own_tokens(config), **special}
     return TokenizerConfig(
         special_tokens=_with_ids_from_model_config(special, folder, config),
-        added_tokens=_added_tokens(folder, config, older),
+        added_tokens=list_added_tokens(config, older, _read_object(folder / "added_tokens.json")),
         chat_templates=_chat_templates(folder, config) or write_templates(folder, tekken),
         response_template=_object_or_none(config.get("response_template")),
         cleans_up=bool(config.get(_CLEANS_UP)),
@@ -295,74 +282,6 @@ def _object_or_none(value: Any) -> dict[str, Any] | None:
     return dict(value) if isinstance(value, Mapping) else None
 
 
-def _text_of(token: Any) -> str | None:
-    """Return the text of a token given as a string or as an object with `content`."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _decoder_entries(config: Mapping[str, Any]) -> list[AddedTokenSpec]:
-    entries = config.get("added_tokens_decoder") or {}
-    fields = ("special", "lstrip", "rstrip", "single_word", "normalized")
-    for entry in entries.values():
-        _expect_text("an added token", entry["content"])
-    return [
-        AddedTokenSpec(entry["content"], **{name: bool(entry.get(name, False)) for name in fields})
-        for _, entry in sorted(entries.items(), key=lambda item: int(item[0]))
-    ]
-
-
-def _added_tokens(
-    folder: Path, config: Mapping[str, Any], older: Mapping[str, Any]
-) -> tuple[AddedTokenSpec, ...]:
-    """Return the tokens that files beside tokenizer.json add to its vocabulary.
-
-    Those of older files count where the newer has no list of them, as in transformers.
-    """
-    if config.get("added_tokens_decoder"):
-        return (*_decoder_entries(config), *_extra_special(config))
-    extra = _extra_special(config, older)
-    named = (config.get(name, older.get(name)) for name in NAMED_TOKENS)
-    special = {spec.content for spec in extra}.union(filter(None, map(_text_of, named)))
-    ids = _read_object(folder / "added_tokens.json")
-    for text, number in ids.items():
-        if not isinstance(number, int):
-            raise TypeError(f"added_tokens.json has {number!r} for the id of {text!r}")
-    own = [
-        AddedTokenSpec(text, special=text in special, normalized=text not in special)
-        for text in sorted(ids, key=lambda text: int(ids[text]))
-    ]
-    return (*own, *extra)
-
-
-def _own_names(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens for which only this model has a role, such as `image_token`.
-
-    As in transformers, its chat template may write them by these names.
-    """
-    named = {
-        key: value
-        for key, value in config.items()
-        if key.endswith("_token") and key not in NAMED_TOKENS
-    }
-    extra = config.get("extra_special_tokens")
-    named |= extra if isinstance(extra, Mapping) else {}
-    return {name: text for name, value in named.items() if (text := _text_of(value))}
-
-
-def _extra_special(*configs: Mapping[str, Any]) -> list[AddedTokenSpec]:
-    """Return the special tokens without a role, by their keys before and since version 5."""
-    found: dict[str, AddedTokenSpec] = {}
-    for config in configs:
-        for key in ("additional_special_tokens", "extra_special_tokens"):
-            tokens = config.get(key) or []
-            values = tokens.values() if isinstance(tokens, Mapping) else tokens
-            for text in filter(None, map(_text_of, values)):
-                found[text] = AddedTokenSpec(text)
-    return list(found.values())
-
-
 def _with_ids_from_model_config(
     special: dict[str, str], folder: Path, config: Mapping[str, Any]
 ) -> dict[str, str]:
@@ -411,10 +330,5 @@ def _name_templates(value: Any) -> dict[str, str]:
     else:
         found = dict(value) if isinstance(value, Mapping) else {}
     for each in (*found, *found.values()):
-        _expect_text("a chat template", each)
+        expect_text("a chat template", each)
     return found
-
-
-def _expect_text(what: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{what} must be a text, found {type(value).__name__}")

@@ -9,6 +9,7 @@ from typing import Final
 
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.projectors.projector import (
+    FRAMES,
     LENGTH,
     Kind,
     Projector,
@@ -16,13 +17,13 @@ from tgi_trio.model.gguf.projectors.projector import (
     count_heads,
     read_activation,
     read_epsilon,
+    read_merge,
+    read_patches,
     read_pixels,
     read_shape,
 )
 from tgi_trio.model.gguf.stated import Values, read_count
 
-_MERGE: Final = 2  # patches along a side of what becomes one token, where files do not say it
-_FRAMES: Final = 2  # which a patch has: an image is shown twice
 _PIXELS: Final = 112 * 112, 28 * 28 * 12288
 _VIDEO_PIXELS: Final = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000}
 _BLOCK: Final = "visual.blocks.{}"
@@ -39,32 +40,20 @@ def _describe(model: GgufModel, text: Values) -> Values:
             "out_hidden_size": text["hidden_size"],
             "image_size": read_count(model, "vision.image_size"),
             "patch_size": read_count(model, "vision.patch_size"),
-            "spatial_merge_size": _merge(model),
-            "temporal_patch_size": _FRAMES,
+            "spatial_merge_size": read_merge(model),
+            "temporal_patch_size": FRAMES,
             "rms_norm_eps": read_epsilon(model, 1e-5),
             "hidden_act": read_activation(model, "gelu"),
         }
     }
 
 
-def _merge(model: GgufModel) -> int:
-    return read_count(model, "vision.spatial_merge_size", default=_MERGE)
-
-
 def _process(model: GgufModel) -> Values:
-    return _patches(model) | {"size": read_pixels(model, *_PIXELS)}
+    return read_patches(model) | {"size": read_pixels(model, *_PIXELS)}
 
 
 def _process_video(model: GgufModel) -> Values:
-    return _patches(model) | {"size": dict(_VIDEO_PIXELS)}
-
-
-def _patches(model: GgufModel) -> Values:
-    return {
-        "patch_size": read_count(model, "vision.patch_size"),
-        "temporal_patch_size": _FRAMES,
-        "merge_size": _merge(model),
-    }
+    return read_patches(model) | {"size": dict(_VIDEO_PIXELS)}
 
 
 GLM4V: Final = Projector(

@@ -25,6 +25,8 @@ Change = Literal["frames", "pairs", "plus_one", "pixels", "flat"]
 Names = Mapping[str, str | tuple[str, ...]]
 
 LENGTH: Final = "vision.embedding_length"
+FRAMES: Final = 2  # which a patch of a grid has: an image is shown twice
+_MERGE: Final = 2  # patches along a side of what becomes one token, where files do not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,20 @@ def read_pixels(model: GgufModel, least: int, most: int) -> Values:
     return {
         "shortest_edge": read_count(model, "vision.image_min_pixels", default=least),
         "longest_edge": read_count(model, "vision.image_max_pixels", default=most),
+    }
+
+
+def read_merge(model: GgufModel) -> int:
+    """Return how many patches along a side become one token of a grid."""
+    return read_count(model, "vision.spatial_merge_size", default=_MERGE)
+
+
+def read_patches(model: GgufModel) -> Values:
+    """Return the settings of Qwen's image processor, and GLM's, that say what a patch is."""
+    return {
+        "patch_size": read_count(model, "vision.patch_size"),
+        "temporal_patch_size": FRAMES,
+        "merge_size": read_merge(model),
     }
 
 

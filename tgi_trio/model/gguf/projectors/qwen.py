@@ -9,6 +9,7 @@ from typing import Final
 
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.projectors.projector import (
+    FRAMES,
     LENGTH,
     Kind,
     Names,
@@ -17,13 +18,13 @@ from tgi_trio.model.gguf.projectors.projector import (
     count_heads,
     find_deep_blocks,
     read_activation,
+    read_merge,
+    read_patches,
     read_pixels,
     read_shape,
 )
 from tgi_trio.model.gguf.stated import Values, read_count
 
-_MERGE: Final = 2  # patches along a side of what becomes one token, where files do not say it
-_FRAMES: Final = 2  # which a patch has: an image is shown twice
 _PLACEHOLDER: Final = "<|image_pad|>"
 _PIXELS: Final = 56 * 56, 28 * 28 * 16384
 _NEWER_PIXELS: Final = 256 * 256, 4096 * 4096  # since Qwen3-VL
@@ -126,33 +127,21 @@ def _grid(model: GgufModel) -> Values:
         "num_heads": count_heads(model),
         "in_channels": 3,
         "patch_size": read_count(model, "vision.patch_size"),
-        "spatial_merge_size": _merge(model),
-        "temporal_patch_size": _FRAMES,
+        "spatial_merge_size": read_merge(model),
+        "temporal_patch_size": FRAMES,
     }
-
-
-def _merge(model: GgufModel) -> int:
-    return read_count(model, "vision.spatial_merge_size", default=_MERGE)
 
 
 def _process(model: GgufModel) -> Values:
-    return _patches(model) | {"size": read_pixels(model, *_PIXELS)}
+    return read_patches(model) | {"size": read_pixels(model, *_PIXELS)}
 
 
 def _process_newer(model: GgufModel) -> Values:
-    return _patches(model) | {"size": read_pixels(model, *_NEWER_PIXELS)}
+    return read_patches(model) | {"size": read_pixels(model, *_NEWER_PIXELS)}
 
 
 def _process_newer_video(model: GgufModel) -> Values:
-    return _patches(model) | {"size": dict(_NEWER_VIDEO_PIXELS)}
-
-
-def _patches(model: GgufModel) -> Values:
-    return {
-        "patch_size": read_count(model, "vision.patch_size"),
-        "temporal_patch_size": _FRAMES,
-        "merge_size": _merge(model),
-    }
+    return read_patches(model) | {"size": dict(_NEWER_VIDEO_PIXELS)}
 
 
 QWEN2: Final = Projector(

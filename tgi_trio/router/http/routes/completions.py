@@ -36,9 +36,10 @@ from tgi_trio.router.http.messages.usage import StreamUsage, UsageCount
 from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.routes.tokens import text_of
 from tgi_trio.router.http.sse import DONE
+from tgi_trio.router.parameters import GenerationParameters
 from tgi_trio.router.request import FinishReason, Request
 from tgi_trio.router.text.token_ids import PIECE, drain_ids
-from tgi_trio.router.validation import GenerationParameters, fan_out
+from tgi_trio.router.validation import fan_out
 
 _COMPLETION = BodyReader(schema.CompletionRequest)
 

@@ -28,10 +28,10 @@ from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.routes import openai
+from tgi_trio.router.parameters import GenerationParameters
 from tgi_trio.router.request import LineLimits, Outcome, Request, Timings
 from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.text.infill import Gap, InfillFormat
-from tgi_trio.router.validation import GenerationParameters
 
 _INFILL: Final = BodyReader(InfillRequest)
 _STOPS: Final = 16  # stop strings: llama.cpp has no limit

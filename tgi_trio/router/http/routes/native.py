@@ -25,8 +25,9 @@ from tgi_trio.router.http.messages.problems import BodyRejected, Refused
 from tgi_trio.router.http.messages.render import optional_json, prefill_json, text_json, tokens_json
 from tgi_trio.router.http.messages.response_format import native_grammar
 from tgi_trio.router.media.image_prompt import ImagePrompt, Prompt
+from tgi_trio.router.parameters import GenerationParameters
 from tgi_trio.router.request import Request
-from tgi_trio.router.validation import GenerationParameters, fan_out
+from tgi_trio.router.validation import fan_out
 
 _GENERATE = BodyReader(schema.GenerateRequest)
 _COMPAT = BodyReader(schema.CompatGenerateRequest)

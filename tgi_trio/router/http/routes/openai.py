@@ -15,7 +15,7 @@ from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.response_format import OpenAiRequest
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.usage import StreamUsage
-from tgi_trio.router.validation import GenerationParameters
+from tgi_trio.router.parameters import GenerationParameters
 
 # Fields of TGI's whose errors both endpoints tell, and what they are called there.
 RENAMED: Final[Mapping[str, str]] = {

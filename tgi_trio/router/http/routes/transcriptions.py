@@ -31,9 +31,9 @@ from tgi_trio.router.http.preparing import Prepared, prepare
 from tgi_trio.router.media.image_prompt import ImagePrompt
 from tgi_trio.router.media.layouts.spoken import SpokenLayout, Transcription
 from tgi_trio.router.media.links import MediaLink, to_audio_link
+from tgi_trio.router.parameters import GenerationParameters
 from tgi_trio.router.request import Outcome, Request, Token
 from tgi_trio.router.text.turns import Turn
-from tgi_trio.router.validation import GenerationParameters
 
 _FIELDS: Final = (
     *("file", "model", "language", "prompt", "response_format", "temperature", "stream"),

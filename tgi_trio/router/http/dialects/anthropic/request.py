@@ -17,10 +17,10 @@ from tgi_trio.router.http.messages.body_reader import convert_body, invalid_valu
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.media.links import MediaLink, Piece
+from tgi_trio.router.parameters import GenerationParameters
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.tools.functions import NO_PARAMETERS, Function
 from tgi_trio.router.text.turns import PastCall, Turn
-from tgi_trio.router.validation import GenerationParameters
 
 CALL_PREFIX: Final = "toolu_"  # of ids, as of Anthropic's; the template gets the rest
 

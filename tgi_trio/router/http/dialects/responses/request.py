@@ -17,9 +17,9 @@ from tgi_trio.router.http.messages.body_reader import invalid_value, read_variab
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.tool_schema import MODES
 from tgi_trio.router.http.messages.unserved import MODERATION
+from tgi_trio.router.parameters import GenerationParameters
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.turns import Turn
-from tgi_trio.router.validation import GenerationParameters
 
 _MODES: Final = ("auto", "none", "required")
 
