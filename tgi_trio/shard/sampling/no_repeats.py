@@ -25,9 +25,15 @@ def find_repeats(sequence: ShardSequence, vocab_size: int) -> Ints:
     size, window = sampling.no_repeat_size, sampling.no_repeat_window
     ids = sequence.token_ids[:length]
     first = max(0, length - window) if window else 0
+    begin = first + size - 1  # the first place that can be the last of an n-gram
+    if begin >= length:
+        return np.zeros(0, np.int64)
     # Places of tokens that are the last of an n-gram whose others end the text.
-    places = np.arange(first + size - 1, length)
-    for back in range(1, size):
+    if size > 1:  # most are ruled out by the token before, for which slices are compared
+        places = begin + np.flatnonzero(ids[begin - 1 : length - 1] == ids[length - 1])
+    else:
+        places = np.arange(begin, length)
+    for back in range(2, size):
         if not len(places):
             break
         places = places[ids[places - back] == ids[length - back]]
