@@ -179,7 +179,7 @@ def _serve(
 
         from tgi_trio.cli.files import check_files
         from tgi_trio.hub.projectors import want_projector
-        from tgi_trio.hub.resolve import resolve_adapter, resolve_served
+        from tgi_trio.hub.resolve import resolve_served
         from tgi_trio.launcher import Launcher, bind
         from tgi_trio.model.config import read_config
         from tgi_trio.model.facts import find_model_facts
@@ -214,15 +214,10 @@ def _serve(
         given = options
         options = limit_speculation(replace(options, draft_model=find_drafter(options, found)))
         tokenizer = _find_tokenizer(options)
-        cache, progress = options.huggingface_hub_cache, not options.json_output
-        adapters = [
-            resolve_adapter(entry, cache_dir=cache, progress=progress)
-            for entry in options.lora_adapters
-        ]
         config = read_config(found.model, options.rope)
         settings = replace(
             resolve(options, find_model_facts(config, tokenizer, options.rope), given),
-            adapter_folders={name: str(folder) for name, folder in adapters},
+            adapter_folders=_find_adapters(options),
         )
         for warning in check_start(settings, config, merged=found.merged):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
@@ -233,6 +228,18 @@ def _serve(
             )
             run_to_its_end(launcher.run)
     return 0
+
+
+def _find_adapters(options: Options) -> dict[str, str]:
+    """Return the folders of the adapters that --lora-adapters names, by name."""
+    from tgi_trio.hub.resolve import resolve_adapter
+
+    cache, progress = options.huggingface_hub_cache, not options.json_output
+    adapters = [
+        resolve_adapter(entry, cache_dir=cache, progress=progress)
+        for entry in options.lora_adapters
+    ]
+    return {name: str(folder) for name, folder in adapters}
 
 
 def _find_tokenizer(options: Options) -> Path | None:

@@ -20,7 +20,6 @@ from tests.support.warm_start import run_warm
 from tgi_trio import demo
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.hub.projectors import (
-    ANY_PROJECTOR,
     NO_PROJECTOR,
     WantedProjector,
     choose_projector,
@@ -69,7 +68,7 @@ def tower(folder: Path) -> str | None:
 
 
 def test_a_folder_s_own_comes_with_its_model(models: Path) -> None:
-    seeing = resolve_model(str(models), projector=ANY_PROJECTOR)
+    seeing = resolve_model(str(models), projector=WantedProjector())
     assert tower(seeing) == "mmproj-F16.gguf"
     assert read_config(seeing).model_type == "idefics3"
     blind = resolve_model(str(models), projector=NO_PROJECTOR)
@@ -79,7 +78,7 @@ def test_a_folder_s_own_comes_with_its_model(models: Path) -> None:
 
 def test_a_file_s_has_to_be_named(models: Path, tmp_path: Path) -> None:
     file = str(models / "tiny-F32.gguf")
-    assert tower(resolve_model(file, projector=ANY_PROJECTOR)) is None
+    assert tower(resolve_model(file, projector=WantedProjector())) is None
     beside = WantedProjector("mmproj-F16.gguf")
     assert tower(resolve_model(file, projector=beside)) == "mmproj-F16.gguf"
     other = write_tiny_projector(tmp_path / "other.gguf")
@@ -89,9 +88,9 @@ def test_a_file_s_has_to_be_named(models: Path, tmp_path: Path) -> None:
 
 
 def test_one_that_changes_makes_another_folder(models: Path) -> None:
-    before = resolve_model(str(models), projector=ANY_PROJECTOR)
+    before = resolve_model(str(models), projector=WantedProjector())
     write_tiny_projector(models / "mmproj-F16.gguf", {"clip.vision.projector.scale_factor": 2})
-    assert resolve_model(str(models), projector=ANY_PROJECTOR) != before
+    assert resolve_model(str(models), projector=WantedProjector()) != before
 
 
 def test_one_that_nobody_named_is_left_out_where_it_cannot_be_used(
@@ -99,7 +98,7 @@ def test_one_that_nobody_named_is_left_out_where_it_cannot_be_used(
 ) -> None:
     write_tiny_projector(models / "mmproj-F16.gguf", {"clip.projector_type": "next"})
     with caplog.at_level(logging.WARNING):
-        assert tower(resolve_model(str(models), projector=ANY_PROJECTOR)) is None
+        assert tower(resolve_model(str(models), projector=WantedProjector())) is None
     assert "images are not served, the text is" in caplog.text and "'next'" in caplog.text
     with pytest.raises(ModelLoadError, match="of the type 'next'"):
         resolve_model(str(models), projector=WantedProjector("mmproj-F16.gguf"))
@@ -110,13 +109,13 @@ def test_sounds_of_a_projector_are_said_not_to_be_served(
 ) -> None:
     write_tiny_projector(models / "mmproj-F16.gguf", {"clip.has_audio_encoder": True})
     with caplog.at_level(logging.WARNING):
-        assert tower(resolve_model(str(models), projector=ANY_PROJECTOR)) == "mmproj-F16.gguf"
+        assert tower(resolve_model(str(models), projector=WantedProjector())) == "mmproj-F16.gguf"
     assert "sounds are not served" in caplog.text
 
 
 def test_a_token_for_features_that_a_file_calls_text_is_a_special_one(models: Path) -> None:
     """So it is called in files of this test, as in some of fine-tuned models."""
-    folder = resolve_model(str(models), projector=ANY_PROJECTOR)
+    folder = resolve_model(str(models), projector=WantedProjector())
     made = json.loads((folder / "tokenizer.json").read_text())
     assert "<image>" in {each["content"] for each in made["added_tokens"] if each["special"]}
 
@@ -126,7 +125,7 @@ def test_a_vocabulary_without_a_token_for_features_takes_an_unused_one(models: P
     file = models / "tiny-F32.gguf"
     key = "tokenizer.ggml.tokens"
     write_llama(demo.model_path(), file, {key: [*tokens[:-3], *(f"<unused{i}>" for i in range(3))]})
-    folder = resolve_model(str(models), projector=ANY_PROJECTOR)
+    folder = resolve_model(str(models), projector=WantedProjector())
     made = json.loads((folder / "tokenizer.json").read_text())
     ids = made["model"]["vocab"] | {each["content"]: each["id"] for each in made["added_tokens"]}
     assert ids["<image>"] == len(tokens) - 1 and "<unused1>" in ids and "<unused2>" not in ids
@@ -165,7 +164,7 @@ def test_a_projector_is_no_model(models: Path) -> None:
 def test_models_of_other_formats_have_their_own(model: str | None) -> None:
     with pytest.raises(ModelLoadError, match="is no GGUF file, so --mmproj has no place"):
         resolve_model(model, projector=WantedProjector("mmproj-F16.gguf"))
-    assert resolve_model(model, projector=ANY_PROJECTOR)
+    assert resolve_model(model, projector=WantedProjector())
 
 
 def test_both_flags_exclude_each_other() -> None:

@@ -38,7 +38,6 @@ class WantedProjector:
 
 
 NO_PROJECTOR: Final = WantedProjector(declined=True)
-ANY_PROJECTOR: Final = WantedProjector()
 
 
 def want_projector(name: str | None, declined: bool) -> WantedProjector:

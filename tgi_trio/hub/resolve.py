@@ -131,10 +131,10 @@ def resolve_served(
     weights that are only there as pickles are converted, beside them. With `merge_lora` an adapter
     is merged into its base, in our cache (`own_texts`: with its own tokenizer, template and ends);
     without it the adapter's folder is returned. A model whose parts lie in other repositories
-    (`hub/composed.py`) is returned with them, and a GGUF file with the projector that is wanted:
-    `projector`. `progress` shows bars on stderr, `flag` is what
-    errors call the name's place on the command line. Blocks meanwhile. Raises ModelLoadError, with
-    what to do about it, for no such model, or one that is not served.
+    (`hub/composed.py`) is returned with them, a GGUF file with the `projector` that is wanted.
+    `progress` shows bars on stderr, `flag` is what errors call the name's place on the command
+    line. Blocks meanwhile. Raises ModelLoadError, with what to do about it, for no such model, or
+    one that is not served.
     """
     if model_id is None or model_id == demo.MODEL_ID:
         _refuse_projector(projector, "the embedded model")

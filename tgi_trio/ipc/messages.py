@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frame_columns import check_counts, split_column
 from tgi_trio.ipc.frames import Finish, FrameKind, RowFlag
 from tgi_trio.ipc.images import SequenceImage
 from tgi_trio.ipc.prefill_images import image_columns, split_images
@@ -181,15 +182,15 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
     prompt_lengths = frame.column("prompt_length").tolist()
     cached_lengths = frame.column("cached_length").tolist()
     max_new, min_new = (frame.column(f"{m}_new_tokens").tolist() for m in ("max", "min"))
-    ids = _split(frame, "token_ids", "token_count")
-    blocks = _split(frame, "block_ids", "block_count")
-    bias_ids = _split(frame, "bias_ids", "bias_count")
-    bias_values = _split(frame, "bias_values", "bias_count")
-    spared = _split(frame, "spared_ids", "spared_count")
-    gap_ends = _split(frame, "gap_ends", "gap_end_count")
-    grammars = _split(frame, "grammars", "grammar_length")
-    tokenizers = _split(frame, "tokenizers", "tokenizer_length")
-    ends = _split(frame, "end_ids", "end_count")
+    ids = split_column(frame, "token_ids", "token_count")
+    blocks = split_column(frame, "block_ids", "block_count")
+    bias_ids = split_column(frame, "bias_ids", "bias_count")
+    bias_values = split_column(frame, "bias_values", "bias_count")
+    spared = split_column(frame, "spared_ids", "spared_count")
+    gap_ends = split_column(frame, "gap_ends", "gap_end_count")
+    grammars = split_column(frame, "grammars", "grammar_length")
+    tokenizers = split_column(frame, "tokenizers", "tokenizer_length")
+    ends = split_column(frame, "end_ids", "end_count")
     images = split_images(frame)
     states = _decode_states(frame)
     rows = []
@@ -234,7 +235,7 @@ def _decode_states(frame: Frame) -> list[StateGrant | None]:
         for name in ("state_slot", "spare_slot", "source_slot", "held_length")
     )
     positions, slots = (
-        _split(frame, name, "save_count") for name in ("save_positions", "save_slots")
+        split_column(frame, name, "save_count") for name in ("save_positions", "save_slots")
     )
     return [
         StateGrant(
@@ -261,7 +262,7 @@ def encode_extend(command: int, rows: ListLike[ExtendRow]) -> bytes:
 
 def decode_extend(frame: Frame) -> list[ExtendRow]:
     """Return the rows of an EXTEND frame. Raises CorruptFrame for columns that contradict."""
-    blocks = _split(frame, "block_ids", "block_count")
+    blocks = split_column(frame, "block_ids", "block_count")
     sequences = frame.column("sequence").tolist()
     return [ExtendRow(s, b.tolist()) for s, b in zip(sequences, blocks, strict=True)]
 
@@ -329,11 +330,11 @@ def decode_step(frame: Frame) -> StepReport:
     rows, tokens = len(report.sequence), len(report.token_ids)
     # `count` takes an eighth of the time of `sum` and `any`, for whole numbers that are all alike.
     if tokens != rows or report.token_count.count(1) != rows:
-        _check_counts(frame, "token_count", sum(report.token_count), tokens)
+        check_counts(frame, "token_count", sum(report.token_count), tokens)
     if report.top_ids or report.prompt_logprobs or report.prompt_top_ids:
         for counts, items in _RARE_COUNTS:
             said, there = sum(getattr(report, counts)), len(getattr(report, items))
-            _check_counts(frame, counts, said, there)
+            check_counts(frame, counts, said, there)
     if report.finish.count(0) != rows and max(report.finish) >= len(Finish):
         raise CorruptFrame(f"STEP: finish {max(report.finish)}; there are 0 to {len(Finish) - 1}")
     return report
@@ -360,28 +361,12 @@ def encode_faults(acknowledged: int, faults: ListLike[Fault]) -> bytes:
 
 def decode_faults(frame: Frame) -> list[Fault]:
     """Return the faults of a FAULT frame. Raises CorruptFrame for columns that contradict."""
-    texts = _split(frame, "messages", "message_length")
+    texts = split_column(frame, "messages", "message_length")
     sequences = frame.column("sequence").tolist()
     return [
         Fault(s, t.tobytes().decode("utf-8", "replace"))
         for s, t in zip(sequences, texts, strict=True)
     ]
-
-
-def _split(frame: Frame, items: str, counts: str) -> list[NDArray[Any]]:
-    """Cut the column `items` into consecutive pieces, as long as the column `counts` says.
-
-    Raises CorruptFrame unless it has as many items as these are together.
-    """
-    flat, ends = frame.column(items), np.cumsum(frame.column(counts), dtype=np.int64)
-    _check_counts(frame, counts, int(ends[-1]) if len(ends) else 0, len(flat))
-    return np.split(flat, ends[:-1]) if len(ends) else []
-
-
-def _check_counts(frame: Frame, counts: str, said: int, there: int) -> None:
-    """Raise CorruptFrame unless a column of counts says as many items as are there."""
-    if said != there:
-        raise CorruptFrame(f"{frame.kind.name}: {counts} says {said} items, and {there} are there")
 
 
 __all__ = [

@@ -74,6 +74,17 @@ def set_nemotron_dtype(model: Any) -> None:
     model.vision_model.config.dtype = next(model.vision_model.parameters()).dtype
 
 
+def compute_radio_factor(model: Any, name: str) -> torch.Tensor | None:
+    """Return the factors of a layer's output, which files of RADIO leave out: they are all alike.
+
+    None for any other parameter.
+    """
+    if not name.endswith((".layer_scale1.lambda1", ".layer_scale2.lambda1")):
+        return None
+    vision = model.config.vision_config
+    return torch.full((vision.hidden_size,), vision.layerscale_value)
+
+
 # By `model_type`.
 IMAGE_ENCODERS: Final[Mapping[str, EncodeImage]] = {
     "phi4_multimodal": encode_phi4_image,
@@ -83,4 +94,8 @@ IMAGE_ENCODERS: Final[Mapping[str, EncodeImage]] = {
 AMENDS: Final[Mapping[str, Callable[[Any], None]]] = {
     "nemotron_h_omni": set_nemotron_dtype,
     "phi4_multimodal": unmask_phi4_patches,
+}
+# (the class, a parameter's name) -> its values where files lack it, None: they may not; likewise.
+COMPUTES: Final[Mapping[str, Callable[[Any, str], torch.Tensor | None]]] = {
+    "nemotron_h_omni": compute_radio_factor,
 }

@@ -7,10 +7,10 @@ remaining parameters are loaded from the checkpoint.
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,15 +33,19 @@ from tgi_trio.shard.machine.cores import running_on
 from tgi_trio.shard.media.audio_encoders import AUDIO_ENCODERS, BESIDE, EncodeAudio
 from tgi_trio.shard.media.cross_states import CROSS_STATES, EncodeStates
 from tgi_trio.shard.media.features import Bundle, ImageFeatures
-from tgi_trio.shard.media.image_encoders import AMENDS, IMAGE_ENCODERS, EncodeImage
+from tgi_trio.shard.media.image_encoders import (
+    AMENDS,
+    COMPUTES,
+    IMAGE_ENCODERS,
+    EncodeImage,
+)
 from tgi_trio.shard.media.marks import MARKS, Mark
 from tgi_trio.shard.media.normalising import Normalising
-from tgi_trio.shard.media.projector_parameters import open_projector
+from tgi_trio.shard.media.projector_parameters import ReadParameter, open_projector
 from tgi_trio.shard.media.spellings import spellings
 from tgi_trio.shard.media.tower_parameters import read_parameter
 
 _PIXELS: Final = "pixel_values"
-_MAY_LACK: Final = "_keys_to_ignore_on_load_missing"
 # Bytes until they are normalised, and the prefix of the settings that say how.
 _PICTURES: Final = {_PIXELS: "", "pixel_values_local": "", "high_res_pixel_values": "high_res_"}
 # Of classes with audio input as well.
@@ -52,8 +56,11 @@ _UNBUILT: Final = (
 )
 # Booleans; other inputs beside the pixels are int64.
 _MASKS: Final = frozenset({"pixel_attention_mask"})
-# (name, shape) -> the parameter; None: files lack it, and transformers has a value for it.
-_Read = Callable[[str, tuple[int, ...]], NDArray[np.float32] | None]
+# Of types whose classes cannot read what files say: what they are configured with.
+_DESCRIBE: Final = {
+    nemotron_omni.NEMOTRON_OMNI: nemotron_omni.describe_class,
+    qwen3_asr.QWEN3_ASR: qwen3_asr.describe_class,
+}
 _SIGHTLESS: Final = ImageFamily("", "")  # of models that only hear
 
 
@@ -179,6 +186,8 @@ def load_tower(
     model = _build(folder, () if keep else family.text_parts, hears=hears)
     if keep is not None:
         keep(model)
+    if model_type in COMPUTES:
+        model.compute_missing = partial(COMPUTES[model_type], model)
     with _open_parameters(folder, model) as read:
         _fill(model, read, device, dtype)
     if model_type in AMENDS:
@@ -236,17 +245,15 @@ def _read_class_config(folder: Path) -> Any:
     kind = str(values.get("model_type"))
     if (described := describe_class(values)) is not None:
         return AutoConfig.for_model(kind, **described)
-    if kind == qwen3_asr.QWEN3_ASR:
-        return AutoConfig.for_model(kind, **qwen3_asr.describe_class(values))
-    if kind == nemotron_omni.NEMOTRON_OMNI:
-        return AutoConfig.for_model(kind, **nemotron_omni.describe_class(values))
+    if kind in _DESCRIBE:
+        return AutoConfig.for_model(kind, **_DESCRIBE[kind](values))
     if kind != PHI4:  # of which transformers may not know what the file says
         return AutoConfig.from_pretrained(folder)
     return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
 @contextmanager
-def _open_parameters(folder: Path, model: Any) -> Iterator[_Read]:
+def _open_parameters(folder: Path, model: Any) -> Iterator[ReadParameter]:
     """Open the files that have a tower, and yield what reads a parameter of `model` in them."""
     projector = find_projector(folder)
     if projector is not None:
@@ -261,16 +268,13 @@ def _open_parameters(folder: Path, model: Any) -> Iterator[_Read]:
         files.close()
 
 
-def _fill(model: Any, read: _Read, device: torch.device, dtype: torch.dtype) -> None:
+def _fill(model: Any, read: ReadParameter, device: torch.device, dtype: torch.dtype) -> None:
     """Load a meta model's tensors, and compute those that no checkpoint has."""
-    state, wide, lacking = {}, _list_wide(model), list[str]()
+    state, wide = {}, _list_wide(model)
     for name, wanted in model.state_dict().items():
         if not wanted.is_floating_point():  # counts of what was seen in training
             continue
         values = read(name, tuple(wanted.shape))
-        if values is None:
-            lacking.append(name)
-            continue
         kept = any(f".{part}." in f".{name}." for part in wide)
         state[name] = torch.from_numpy(values).to(device, torch.float32 if kept else dtype)
     model.load_state_dict(state, strict=False, assign=True)
@@ -279,40 +283,22 @@ def _fill(model: Any, read: _Read, device: torch.device, dtype: torch.dtype) -> 
     for tensor in model.state_dict(keep_vars=True).values():
         # So that transformers' initialisation leaves them unchanged.
         tensor._is_hf_initialized = True
-    for name in lacking:
-        empty = torch.empty_like(model.get_parameter(name), device=device, dtype=dtype)
-        _replace(model, name, torch.nn.Parameter(empty, requires_grad=False))
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         if buffer.is_meta and name not in state:  # positions, frequencies
-            _replace(model, name, torch.empty_like(buffer, device=device))
+            owner, _, own = name.rpartition(".")
+            empty = torch.empty_like(buffer, device=device)
+            setattr(model.get_submodule(owner), own, empty)
     model.initialize_weights()
-
-
-def _replace(model: Any, name: str, tensor: torch.Tensor) -> None:
-    owner, _, own = name.rpartition(".")
-    setattr(model.get_submodule(owner), own, tensor)
-
-
-def _may_lack(model: Any, name: str) -> bool:
-    """Return whether transformers has a value for a parameter that files lack (factors of 1)."""
-    owners = (module for module in model.modules() if hasattr(module, _MAY_LACK))
-    patterns = (each for owner in owners for each in getattr(owner, _MAY_LACK) or ())
-    return any(re.search(pattern, name) for pattern in patterns)
 
 
 def _read_or_compute(
     model: Any, files: Container, name: str, shape: tuple[int, ...], heads: int
-) -> NDArray[np.float32] | None:
-    """Return a parameter as `read_parameter` does, computed where files lack it and may do so.
-
-    None: transformers has a value for what they lack.
-    """
-    compute = getattr(model, "compute_missing", None)  # of a class of ours
+) -> NDArray[np.float32]:
+    """Return a parameter as `read_parameter` does, computed where files lack it and may do so."""
+    compute = getattr(model, "compute_missing", None)  # of a class of ours, or in `COMPUTES`
     lacks = not any(each in files.names for each in spellings(name))
     computed = compute(name) if compute is not None and lacks else None
     if computed is None:
-        if lacks and _may_lack(model, name):
-            return None
         return read_parameter(files, name, shape, heads)
     found: NDArray[np.float32] = computed.numpy()
     return found

@@ -9,6 +9,7 @@ from tgi_trio.model.gguf.projectors.projector import (
     Kind,
     Projector,
     read_epsilon,
+    read_scale,
     read_shape,
     read_tower,
 )
@@ -51,7 +52,7 @@ def _describe(model: GgufModel, text: Values) -> Values:
             "num_key_value_heads": keys // head,
             "hidden_activation": "gelu_pytorch_tanh",
             "rms_norm_eps": read_epsilon(model, 1e-6),
-            "pooling_kernel_size": _pooling(model),
+            "pooling_kernel_size": read_scale(model, _POOLING),
             "position_embedding_size": read_shape(model, "v.position_embd.weight", 3)[1],
             "standardize": "v.std_bias" in model.tensors,
             "use_clipped_linears": "v.blk.0.attn_q.input_max" in model.tensors,
@@ -65,14 +66,10 @@ def _describe(model: GgufModel, text: Values) -> Values:
     }
 
 
-def _pooling(model: GgufModel) -> int:
-    return read_count(model, "vision.projector.scale_factor", default=_POOLING)
-
-
 def _process(model: GgufModel) -> Values:
     return {
         "patch_size": read_count(model, "vision.patch_size"),
-        "pooling_kernel_size": _pooling(model),
+        "pooling_kernel_size": read_scale(model, _POOLING),
         "max_soft_tokens": _MOST,
     }
 

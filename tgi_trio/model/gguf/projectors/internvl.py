@@ -10,6 +10,7 @@ from tgi_trio.model.gguf.projectors.projector import (
     Projector,
     read_activation,
     read_epsilon,
+    read_scale,
     read_tower,
     square,
 )
@@ -24,7 +25,7 @@ _KIND: Final = Kind("internvl")
 def _describe(model: GgufModel, text: Values) -> Values:
     tower = read_tower(model)
     sides = {name: [tower[name]] * 2 for name in ("image_size", "patch_size")}
-    merge = _merge(model)
+    merge = read_scale(model, _MERGE)
     return {
         "vision_config": tower
         | sides
@@ -40,13 +41,9 @@ def _describe(model: GgufModel, text: Values) -> Values:
     }
 
 
-def _merge(model: GgufModel) -> int:
-    return read_count(model, "vision.projector.scale_factor", default=_MERGE)
-
-
 def _count_features(model: GgufModel) -> int:
     """Return the features of a tile."""
-    tower, merge = read_tower(model), _merge(model)
+    tower, merge = read_tower(model), read_scale(model, _MERGE)
     along = tower["image_size"] // tower["patch_size"] // merge
     if not along:
         raise ValueError(f"its images are less than {merge} patches high")

@@ -10,6 +10,7 @@ from tgi_trio.model.gguf.projectors.projector import (
     Projector,
     read_activation,
     read_epsilon,
+    read_scale,
     read_shape,
     read_tower,
 )
@@ -32,7 +33,7 @@ def _describe(model: GgufModel, text: Values) -> Values:
             "hidden_act": read_activation(model, "gelu_pytorch_tanh"),
             "vision_use_head": False,
         },
-        "downsample_factor": _merge(model),
+        "downsample_factor": read_scale(model, _MERGE),
         "projector_hidden_size": read_shape(model, "mm.1.weight", 2)[0],
         "projector_bias": "mm.1.bias" in model.tensors,
         "projector_use_layernorm": "mm.input_norm.weight" in model.tensors,
@@ -40,14 +41,10 @@ def _describe(model: GgufModel, text: Values) -> Values:
     }
 
 
-def _merge(model: GgufModel) -> int:
-    return read_count(model, "vision.projector.scale_factor", default=_MERGE)
-
-
 def _process(model: GgufModel) -> Values:
     return {
         "encoder_patch_size": read_count(model, "vision.patch_size"),
-        "downsample_factor": _merge(model),
+        "downsample_factor": read_scale(model, _MERGE),
     }
 
 

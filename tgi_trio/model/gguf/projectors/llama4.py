@@ -10,6 +10,7 @@ from tgi_trio.model.gguf.projectors.projector import (
     Projector,
     read_activation,
     read_epsilon,
+    read_scale,
     read_shape,
     read_tower,
     square,
@@ -29,16 +30,12 @@ def _describe(model: GgufModel, text: Values) -> Values:
         | {
             "norm_eps": read_epsilon(model, 1e-5),
             "hidden_act": read_activation(model, "gelu"),
-            "pixel_shuffle_ratio": 1 / _merge(model),
+            "pixel_shuffle_ratio": 1 / read_scale(model, _MERGE),
             "projector_input_dim": entry[0],
             "projector_output_dim": left,
             "vision_output_dim": read_shape(model, "mm.model.fc.weight", 2)[1],
         }
     }
-
-
-def _merge(model: GgufModel) -> int:
-    return read_count(model, "vision.projector.scale_factor", default=_MERGE)
 
 
 def _process(model: GgufModel) -> Values:
@@ -48,7 +45,7 @@ def _process(model: GgufModel) -> Values:
 def _process_whole(model: GgufModel) -> Values:
     return {
         "patch_size": read_count(model, "vision.patch_size"),
-        "pixel_shuffle_ratio": 1 / _merge(model),
+        "pixel_shuffle_ratio": 1 / read_scale(model, _MERGE),
     }
 
 

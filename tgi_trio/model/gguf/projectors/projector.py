@@ -129,6 +129,11 @@ def read_merge(model: GgufModel) -> int:
     return read_count(model, "vision.spatial_merge_size", default=_MERGE)
 
 
+def read_scale(model: GgufModel, default: int) -> int:
+    """Return how many features along a side the projector makes one token of."""
+    return read_count(model, "vision.projector.scale_factor", default=default)
+
+
 def read_patches(model: GgufModel) -> Values:
     """Return the settings of Qwen's image processor, and GLM's, that say what a patch is."""
     return {

@@ -11,6 +11,7 @@ from tgi_trio.model.gguf.projectors.projector import (
     Projector,
     read_activation,
     read_epsilon,
+    read_scale,
     read_tower,
     square,
 )
@@ -42,7 +43,7 @@ def name_encoder(tower: str) -> Names:
 
 def _describe_gemma3(model: GgufModel, text: Values) -> Values:
     tower = _describe_siglip(model)
-    merge = read_count(model, "vision.projector.scale_factor", default=_GEMMA_MERGE)
+    merge = read_scale(model, _GEMMA_MERGE)
     along = tower["image_size"] // tower["patch_size"] // merge
     if not along:
         raise ValueError(f"its images are less than {merge} patches high")
@@ -51,7 +52,7 @@ def _describe_gemma3(model: GgufModel, text: Values) -> Values:
 
 
 def _describe_idefics3(model: GgufModel, text: Values) -> Values:
-    merge = read_count(model, "vision.projector.scale_factor", default=_IDEFICS_MERGE)
+    merge = read_scale(model, _IDEFICS_MERGE)
     return {"vision_config": _describe_siglip(model), "scale_factor": merge}
 
 

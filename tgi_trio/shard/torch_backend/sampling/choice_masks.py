@@ -157,14 +157,17 @@ class ChoiceMasks:
         """Return masks of rows, int32 [R, words], and faults of grammars by place."""
         guided = [place for place, row in enumerate(rows) if row.sampling.grammar]
         faults: dict[int, str] = {}
-        table = np.full((len(rows), self._words), -1, np.int32)
-        if guided and self._grammars is None:
-            faults = dict.fromkeys(guided, _NO_TOKENIZER)
-        elif guided and self._grammars is not None:
-            whole = len(guided) == len(rows)
-            masks, wrong = self._grammars.allowed(rows if whole else [rows[i] for i in guided])
-            table[guided] = self._fit(masks)
-            faults = {guided[place]: why for place, why in wrong.items()}
+        if self._grammars is not None and len(guided) == len(rows):
+            masks, faults = self._grammars.allowed(rows)
+            table = self._fit(masks)
+        else:
+            table = np.full((len(rows), self._words), -1, np.int32)
+            if guided and self._grammars is None:
+                faults = dict.fromkeys(guided, _NO_TOKENIZER)
+            elif guided and self._grammars is not None:
+                masks, wrong = self._grammars.allowed([rows[place] for place in guided])
+                table[guided] = self._fit(masks)
+                faults = {guided[place]: why for place, why in wrong.items()}
         for words, row in zip(table.view(np.uint32), rows, strict=True):
             if row.sampling.no_repeat_size:
                 barred = find_repeats(row, self._vocab_size).astype(np.uint32)
