@@ -54,7 +54,8 @@ test-ray: $(VENV)/.ray
 .PHONY: test-sanitized
 test-sanitized: $(VENV)/.test
 	SANITIZE=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest $(BESIDE) --timeout 1200 \
-		$(or $(ARGS),tests/shard/torch_backend tests/shard/adapters tests/shard/media)
+		$(or $(ARGS),tests/shard/torch_backend tests/shard/adapters tests/shard/media \
+		tests/company/test_device.py)
 
 check: lint types
 	$(BIN)/python -m pytest -q $(BESIDE) -m "not system and not thorough" $(FAST) $(ARGS)

@@ -115,3 +115,35 @@ def test_slots_are_taken_from_those_who_are_not_there() -> None:
     following.choose(rows[:2])
     with pytest.raises(RuntimeError, match="more than 2 rows of a step have penalties"):
         following.choose(rows[:3])
+
+
+def test_nothing_is_counted_of_a_row_that_has_left() -> None:
+    """It has no last token, so memory that nobody wrote was counted as one, beyond the table."""
+    following, rows = Following(12, slots=4), followed()
+    following.choose(rows[:2])
+    following.settle()
+    gone, stays = rows[0], rows[1]
+    following.sampler.drop(gone)
+    gone.token_ids[gone.length - 1] = 32_761
+    every, none = np.arange(2), np.zeros(2, np.int64)
+    positions = np.array([gone.length, stays.length])
+    choosing = Choosing([gone, stays], every, none, positions, every, gone=[0])
+    told = following.sampler.make_inputs(choosing)
+    assert told.entries[:, 0].tolist() == [stays.token_ids[stays.length - 1]]
+    following.sampler.choose(torch.zeros((2, 12), device=WHERE), following.sampler.upload(told))
+    following.last, following.chosen = [], {}
+    following.choose([rows[1], rows[2], rows[3]])  # nobody holds the slot of the row that left
+
+
+def test_drafts_of_a_row_that_has_left_are_not_counted() -> None:
+    from tgi_trio.shard.torch_backend.sampling.choice_settings import ChoiceSettings
+    from tgi_trio.shard.torch_backend.sampling.edits import list_edits
+    from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
+
+    rows = followed()[:2]
+    owners, aheads = np.array([0, 0, 1]), np.array([0, 1, 0])
+    positions = np.array([rows[0].length, rows[0].length + 1, rows[1].length])
+    choosing = Choosing(rows, owners, aheads, positions, np.arange(3), gone=[0])
+    edits = list_edits(choosing, ChoiceSettings.of(rows, 12), ResidentCounts(1))
+    assert edits.slots.tolist() == [-1, -1, 0] and edits.moves.tolist()[:2] == [NONE, NONE]
+    assert edits.starts[:2].max() == len(set(rows[1].token_ids.tolist()))

@@ -6,7 +6,6 @@ the logits. A choice after drafts gets the mask for the case that these are righ
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,15 +58,15 @@ class ChoiceMasks:
         self._asked_of: list[ShardSequence] | None = None
         self._asking = np.zeros(0, np.bool_), np.zeros(0, np.bool_)  # marked and guided rows
 
-    def make(self, choosing: Choosing, gone: ListLike[int] = ()) -> Masks:
-        """Return the masks of a step's choices, except for those of the rows `gone`.
+    def make(self, choosing: Choosing) -> Masks:
+        """Return the masks of a step's choices, except for those of rows that are gone.
 
-        Every row's last token must be known.
+        Every other row's last token must be known.
         """
         marked, guided = self._find_asking(choosing.rows)
-        if len(gone):
+        if gone := list(choosing.gone):
             marked, guided = marked.copy(), guided.copy()
-            marked[list(gone)] = guided[list(gone)] = False
+            marked[gone] = guided[gone] = False
         if not choosing.alone:
             marked, guided = marked[choosing.owners], guided[choosing.owners]
         count = len(choosing)

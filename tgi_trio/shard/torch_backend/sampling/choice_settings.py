@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -35,6 +36,9 @@ class Choosing:
     # int64 [C]: the computed tokens, drafts included, if only the device knew them; -1: there was
     # no draft.
     computed: NDArray[np.int64] | None = None
+    # Indices of rows that have left since the step was launched, set by who chooses later: their
+    # last tokens were never written, so nothing may be read of their texts.
+    gone: ListLike[int] = ()
 
     @classmethod
     def of(cls, plan: StepPlan, sampled: NDArray[np.int64]) -> Choosing:

@@ -7,7 +7,6 @@ its tokens take the place of the device's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,15 +37,15 @@ class ChosenInGaps:
 
 
 def choose_in_gaps(
-    sampler: Sampler, choosing: Choosing, scores: torch.Tensor, gone: ListLike[int]
+    sampler: Sampler, choosing: Choosing, scores: torch.Tensor
 ) -> ChosenInGaps | None:
-    """Choose for rows that fill gaps, except for the rows `gone`; None: there are none.
+    """Choose for rows that fill gaps, except for those that are gone; None: there are none.
 
-    `scores` [>= C, >= vocab]: the logits of the step's choices, which stay as they are. Every row's
-    last token must be known. Waits for the device.
+    `scores` [>= C, >= vocab]: the logits of the step's choices, which stay as they are. Every other
+    row's last token must be known. Waits for the device.
     """
     fills = np.array([bool(row.sampling.gap_ends) for row in choosing.rows], np.bool_)
-    fills[list(gone)] = False
+    fills[list(choosing.gone)] = False
     places = np.flatnonzero(fills[choosing.owners])
     if not len(places):
         return None

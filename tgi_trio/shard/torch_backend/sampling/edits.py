@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgi_trio.ipc.frame_codec import fixed_array
 from tgi_trio.shard.torch_backend.sampling.choice_settings import (
@@ -42,7 +43,7 @@ def list_edits(
     starts = np.zeros((3, size + 1), np.int32)
     lists: list[list[Array]] = [[], [], []]
     own = np.empty(len(choosing.rows), np.int32)
-    for c in np.flatnonzero(settings.columns["counted"][choosing.owners]).tolist():
+    for c in np.flatnonzero(_find_counted(choosing, settings)).tolist():
         owner, ahead = int(choosing.owners[c]), int(choosing.aheads[c])
         if ahead:
             drafts = choosing.drafts(c)
@@ -64,6 +65,19 @@ def list_edits(
     flat = [entries for kind in lists for entries in kind]
     ends = np.cumsum(starts.ravel()).reshape(starts.shape).astype(np.int32)
     return Edits(slots, moves, ends, np.concatenate(flat) if flat else NO_ENTRIES, alone)
+
+
+def _find_counted(choosing: Choosing, settings: ChoiceSettings) -> NDArray[np.bool_]:
+    """Return which choices depend on counts: those of rows with penalties that are still there.
+
+    A row that has left would take a slot that nobody frees, and its unwritten last token would be
+    an address beyond the table: memory of others, which the kernel would change.
+    """
+    counted: NDArray[np.bool_] = settings.columns["counted"]
+    if len(choosing.gone):
+        counted = counted.copy()
+        counted[list(choosing.gone)] = False
+    return counted[choosing.owners]
 
 
 def _choose_biases(choosing: Choosing, settings: ChoiceSettings) -> list[Array] | None:

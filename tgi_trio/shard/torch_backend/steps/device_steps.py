@@ -14,7 +14,6 @@ recorded, each of the two is a replay.
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as ListLike
 from typing import TypeAlias
 
 import numpy as np
@@ -57,7 +56,7 @@ from tgi_trio.shard.torch_backend.steps.like_before import LikeBefore
 from tgi_trio.shard.torch_backend.torch_device import without_gradients
 
 # `choose_in_gaps` with its sampler.
-ChoosingInGaps: TypeAlias = Callable[[Choosing, torch.Tensor, ListLike[int]], ChosenInGaps | None]
+ChoosingInGaps: TypeAlias = Callable[[Choosing, torch.Tensor], ChosenInGaps | None]
 _GONE = "gone"  # key in Sequence.state: the sequence has left, though a step may still have a row
 
 
@@ -346,14 +345,13 @@ class DeviceSteps:
     def _choose_later(self, step: LaunchedStep, unchosen: Chosen) -> None:
         """Choose with masks, now that all earlier tokens are known."""
         choosing, scores, size = step.choosing, unchosen.scores, unchosen.size
-        choosing.unknown = None
-        gone = self._find_gone(choosing.rows)
-        masks = self._masks.make(choosing, gone)
+        choosing.unknown, choosing.gone = None, self._find_gone(choosing.rows)
+        masks = self._masks.make(choosing)
         step.faults = masks.faults
         host_inputs = self._sampler.make_inputs(choosing, size or None)
         with without_gradients():
             # First: a choice may write its edits over the scores.
-            in_gaps = self._gaps(choosing, scores, gone)
+            in_gaps = self._gaps(choosing, scores)
             if self._graphs is not None and size and self._sampler.fits(host_inputs):
                 found = self._graphs.choose_masked(size, host_inputs, masks)
             else:
