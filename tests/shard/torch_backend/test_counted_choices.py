@@ -135,6 +135,18 @@ def test_nothing_is_counted_of_a_row_that_has_left() -> None:
     following.choose([rows[1], rows[2], rows[3]])  # nobody holds the slot of the row that left
 
 
+def test_a_repeated_step_counts_what_its_rows_have() -> None:
+    """A step in flight is repeated with a row that has left since, and lacks its last token."""
+    following, rows = Following(12, slots=4), followed()[:2]
+    short = rows[0].length - 1
+    rows[0].token_ids[short] = 32_761  # memory that nobody wrote
+    rows[0].length = short
+    every, none = np.arange(2), np.zeros(2, np.int64)
+    positions = np.array([short + 1, rows[1].length])
+    told = following.sampler.make_inputs(Choosing(rows, every, none, positions, every))
+    assert set(told.entries[:, 0].tolist()) == {5, 6, 7, 8}
+
+
 def test_drafts_of_a_row_that_has_left_are_not_counted() -> None:
     from tgi_trio.shard.torch_backend.sampling.choice_settings import ChoiceSettings
     from tgi_trio.shard.torch_backend.sampling.edits import list_edits

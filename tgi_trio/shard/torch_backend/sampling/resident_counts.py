@@ -57,7 +57,8 @@ class ResidentCounts:
         begins = counted >= length
         first = 0 if begins else counted
         self._counted[slot] = length
-        known = length - int(unknown)
+        # A step is repeated with all its rows: one that has left lacks tokens that it assumed.
+        known = min(length - int(unknown), row.length)
         if known <= first and not begins:
             return News(slot, ADD, _NO_IDS, _NO_IDS)
         ids, more = _count(row, first, known)
