@@ -55,6 +55,8 @@ def test_rows_that_are_followed_count_what_they_count_one_by_one(events: list[st
     one_by_one, followed, length = ResidentCounts(2), ResidentCounts(2), 4
     for event in ["step", *events]:
         length += {"step": 1, "again": 0, "skip": 2, "drop": 1}[event]
+        for row in rows:
+            row.length = length - 1  # the last token is the device's
         if event == "drop":
             for counts in (one_by_one, followed):
                 counts.release(rows[0])
