@@ -146,14 +146,10 @@ def resolve_served(
     folder = local_folder(name, flag)
     if folder is None:
         source = hub.repository(name, revision, flag)
-        fetch = partial(fetch_gguf, source, choice, tokenizer=own_tokenizer, projector=projector)
-        if choice:
-            return Served(fetch())
-        folder = fetch_repository(source, trust_remote_code)
-        if not has_weights(folder) and lists_gguf(source):
-            return Served(fetch())
-        if not folder.is_dir():  # as nothing was wanted of what is there
-            raise ModelLoadError(f"the hub repository {name} holds none of a model's files")
+        fetched = None if choice else _fetch_folder(source, trust_remote_code)
+        if fetched is None:
+            return Served(fetch_gguf(source, choice, tokenizer=own_tokenizer, projector=projector))
+        folder = fetched
     elif revision is not None:
         raise ModelLoadError(
             f"{model_id} is a local folder, so it has no revision: leave --revision out"
@@ -169,6 +165,16 @@ def resolve_served(
 
     merge = partial(merge_model, own_texts=own_texts) if merge_lora else None
     return _add_base(folder, model_id, hub.fetch, merge, auto_convert=auto_convert)
+
+
+def _fetch_folder(source: Repository, trust_remote_code: bool) -> Path | None:
+    """Return the folder of a repository's model; None where that is a GGUF file."""
+    folder = fetch_repository(source, trust_remote_code)
+    if not has_weights(folder) and lists_gguf(source):
+        return None
+    if not folder.is_dir():  # as nothing was wanted of what is there
+        raise ModelLoadError(f"the hub repository {source.name} holds none of a model's files")
+    return folder
 
 
 def _refuse_projector(projector: WantedProjector, model: str) -> None:

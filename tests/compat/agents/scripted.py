@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer
 
-from tests.router.text.families import FOLDER
+from tests.router.text.template_family import FOLDER
 from tgi_trio.demo import model_path
 from tgi_trio.testing.fake_model import FakeSettings
 

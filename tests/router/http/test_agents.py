@@ -12,7 +12,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.recorded import claude_code, codex
 from tests.router.http.served import served
-from tests.router.text.families import FAMILIES, Family, template_of
+from tests.router.text.families import FAMILIES, template_of
+from tests.router.text.template_family import Family
 from tgi_trio.router.http.engine_api import ServedLimits
 
 pytestmark = pytest.mark.trio

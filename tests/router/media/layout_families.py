@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.router.media.layout_family import INTERNVL, Family
+from tests.router.media.layout_family import QWEN, Family
 from tests.router.media.ocr_families import OCR_FAMILIES
+from tests.router.media.tile_families import TILE_FAMILIES
 
 CLIP = {"vision_config": {"image_size": 336, "patch_size": 14}}
 CLIP_PIXELS = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
@@ -12,7 +13,6 @@ CLIP_OPTIONS = {
     "vision_feature_select_strategy": "default",
     "num_additional_image_tokens": 1,
 }
-QWEN = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
 GEMMA3 = {
     "image_token": "<image_soft_token>",
     "boi_token": "<start_of_image>",
@@ -20,31 +20,8 @@ GEMMA3 = {
 }
 AUDIO = {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"}
 GEMMA4 = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
-CUT = {"size": {"height": 64, "width": 64}, "max_patches": 6}
-COHERE = {
-    "image_token": "<|IMG_PATCH|>",
-    "boi_token": "<|START_OF_IMG|>",
-    "eoi_token": "<|END_OF_IMG|>",
-    "img_line_break_token": "<|IMG_LINE_BREAK|>",
-}
-AYA = {**COHERE, **{f"tile_{i}": f"TILE_{i}" for i in range(1, 7)}, "whole": "TILE_GLOBAL"}
-LLAMA4 = {
-    **{"begin": "<|image_start|>", "end": "<|image_end|>", "image_token": "<|image|>"},
-    **{"patch": "<|patch|>", "x": "<|tile_x_separator|>", "y": "<|tile_y_separator|>"},
-}
 TILES = {"image_size": 364, "patch_size": 14}
-LFM2 = {
-    **{"image_token": "<image>", "image_start_token": "<|image_start|>"},
-    **{"image_end_token": "<|image_end|>", "image_thumbnail_token": "<|img_thumbnail|>"},
-    **{f"at_{r}_{c}": f"<|img_row_{r}_col_{c}|>" for r in range(1, 11) for c in range(1, 11)},
-}
 KIMI = {"image_token": "<|media_pad|>", "video_token": "<|kimi_k25_video_placeholder|>"}
-MINICPM = {
-    **QWEN,
-    **{"image_start_token": "<image>", "image_end_token": "</image>"},
-    **{"slice_start_token": "<slice>", "slice_end_token": "</slice>"},
-    **{"image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>"},
-}
 MINIMAX = {
     **{"image_token": "]<]image[>[", "video_token": "]<]video[>["},
     **{"begin": "]<]start of image[>[", "end": "]<]end of image[>["},
@@ -53,57 +30,14 @@ MUSE = {
     **{"image_token": "<|patch|>", "video_token": "<|video|>"},
     **{"begin": "<|image_start|>", "end": "<|image_end|>"},
 }
-SEEN = {"image_token": "<|image|>", "video_token": "<|video|>"}
 PHI4 = {"image_token": "<|image|>", "audio_token": "<|audio|>"}
 NEMOTRON = {
     **{"image_token": "<image>", "begin": "<img>", "end": "</img>", "video_token": "<video>"},
     "audio_token": "<so_embedding>",
 }
-OVIS = {
-    **{"atom": "<IMG_ATOM>", "begin": "<IMG_START>", "grid": "<IMG_GRID>", "column": "<IMG_COL>"},
-    **{"row": "<IMG_ROW>", "end": "<IMG_END>", "image_token": "<image>"},
-}
-STEP = {
-    **{"image_token": "<im_patch>", "begin": "<im_start>", "end": "<im_end>"},
-    **{"window": "<patch_start>", "window_end": "<patch_end>", "row_end": "<patch_newline>"},
-}
-
 FAMILIES = {
     **OCR_FAMILIES,
-    "aya_vision": Family(
-        "got_ocr2", "GotOcr2ImageProcessorPil", "AyaVisionProcessor", pixels=CUT,
-        options={"patch_size": 14, "img_size": 56, "downsample_factor": 2}, tokens=AYA,
-    ),
-    "cohere2_vision": Family(
-        "cohere2_vision", "Cohere2Vision", "Cohere2VisionProcessor",
-        pixels={**CUT, "patch_size": 2}, tokens=COHERE,
-    ),
-    "internvl": Family(
-        "got_ocr2", "GotOcr2ImageProcessorPil", "InternVLProcessor", pixels=CUT,
-        options={"image_seq_length": 4}, tokens=INTERNVL,
-    ),
-    "internvl/one": Family(
-        "got_ocr2", "GotOcr2ImageProcessorPil", "InternVLProcessor",
-        pixels={**CUT, "max_patches": 1}, options={"image_seq_length": 4}, tokens=INTERNVL,
-    ),
-    "llama4": Family(
-        "llama4", "Llama4", "Llama4Processor", options={"patch_size": 112}, tokens=LLAMA4
-    ),
-    "llama4/largest": Family(
-        "llama4", "Llama4", "Llama4Processor", pixels={**CUT, "resize_to_max_canvas": True},
-        options={"patch_size": 16, "pixel_shuffle_ratio": 1}, tokens=LLAMA4,
-    ),
-    "lfm2_vl": Family("lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2),
-    "lfm2_vl/few": Family(
-        "lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2,
-        pixels={
-            **{"encoder_patch_size": 8, "tile_size": 64, "max_image_tokens": 9, "max_tiles": 3},
-            **{"min_image_tokens": 2, "max_pixels_tolerance": 1.5, "use_thumbnail": False},
-        },
-    ),
-    "lfm2_vl/whole": Family(
-        "lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2, pixels={"do_image_splitting": False}
-    ),
+    **TILE_FAMILIES,
     "lfm3_vl": Family(
         "qwen2_vl", "Qwen2VLImageProcessorPil", "Lfm3VlProcessor",
         pixels={"min_pixels": 4096, "max_pixels": 500_000, "patch_size": 16}, tokens=QWEN,
@@ -311,25 +245,6 @@ FAMILIES = {
         pixels={"max_soft_tokens": 70},
         tokens=GEMMA4 | AUDIO,
     ),
-    "minicpmv4_6": Family(
-        "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_6Processor", tokens=MINICPM
-    ),
-    "minicpmv4_6/small": Family(
-        "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_6Processor", tokens=MINICPM,
-        config={"downsample_mode": "4x"},
-        pixels={
-            **{"scale_resolution": 100, "patch_size": 8, "max_slice_nums": 5},
-            **{"downsample_mode": "4x", "use_image_id": False},
-        },
-    ),
-    "minicpmv4_6/whole": Family(
-        "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_6Processor", tokens=MINICPM,
-        pixels={"slice_mode": False},
-    ),
-    "minicpmv4_7": Family(
-        "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_7Processor", tokens=MINICPM
-    ),
-    "minicpm_ocr": Family("minicpm_ocr", "MiniCPMOcr", "MiniCPMOcrProcessor", tokens=MINICPM),
     "minimax_m3_vl": Family(
         "minimax_m3_vl", "MiniMaxM3VL", "MiniMaxM3VLProcessor",
         pixels={"size": [672, 672]}, tokens=MINIMAX,
@@ -353,36 +268,6 @@ FAMILIES = {
     "phi4_multimodal/few": Family(
         "phi4_multimodal", "Phi4Multimodal", "Phi4MultimodalProcessor",
         pixels={"dynamic_hd": 5}, tokens=PHI4,
-    ),
-    "step3p7": Family("step3p7", "Step3p7", "Step3p7Processor", tokens=STEP),
-    "step3p7/small": Family(
-        "step3p7", "Step3p7", "Step3p7Processor", tokens=STEP,
-        pixels={
-            **{"size": {"height": 112, "width": 112}, "patch_size": 60, "max_image_size": 700},
-            **{"vision_patch_size": 7, "downsampler_stride": 2},
-        },
-    ),
-    "ovis2": Family(
-        "ovis2", "Ovis2ImageProcessorPil", "Ovis2Processor",
-        pixels={"crop_to_patches": True}, options={"image_seq_length": 5}, tokens=OVIS,
-    ),
-    "ovis2/nearest": Family(
-        "ovis2", "Ovis2ImageProcessorPil", "Ovis2Processor", tokens=OVIS,
-        pixels={"crop_to_patches": True, "use_covering_area_grid": False, "max_patches": 6},
-    ),
-    "ovis2/whole": Family("ovis2", "Ovis2ImageProcessorPil", "Ovis2Processor", tokens=OVIS),
-    "perception_lm": Family(
-        "perception_lm", "PerceptionLM", "PerceptionLMProcessor",
-        options={"patch_size": 14}, tokens=SEEN,
-    ),
-    "perception_lm/few": Family(
-        "perception_lm", "PerceptionLM", "PerceptionLMProcessor",
-        pixels={"tile_size": 64, "max_num_tiles": 5},
-        options={"patch_size": 8, "pooling_ratio": 1}, tokens=SEEN,
-    ),
-    "perception_lm/whole": Family(
-        "perception_lm", "PerceptionLM", "PerceptionLMProcessor",
-        pixels={"vision_input_type": "vanilla"}, options={"patch_size": 14}, tokens=SEEN,
     ),
     "paligemma": Family(
         "siglip", "SiglipImageProcessorPil", "PaliGemmaProcessor",

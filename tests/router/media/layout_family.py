@@ -19,6 +19,7 @@ class Family:
     tokens: dict[str, str] = field(default_factory=lambda: {"image_token": "<image>"})
 
 
+QWEN = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
 INTERNVL = {
     "start_image_token": "<img>",
     "end_image_token": "</img>",

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.router.text.families import FAMILIES, FOLDER, Family, Fate, Place, template_of
+from tests.router.text.families import FAMILIES, template_of
+from tests.router.text.template_family import FOLDER, Family, Fate, Place
 from tgi_trio.errors import TemplateError
 
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

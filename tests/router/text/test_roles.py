@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.router.text.families import FAMILIES, Family
+from tests.router.text.families import FAMILIES
 from tests.router.text.role_templates import TEMPLATES
+from tests.router.text.template_family import Family
 from tgi_trio.errors import TemplateError
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.roles import Roles

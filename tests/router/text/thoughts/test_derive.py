@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.router.text.families import BY_NAME, FAMILIES, Family, template_of
+from tests.router.text.families import BY_NAME, FAMILIES, template_of
+from tests.router.text.template_family import Family
 from tgi_trio.errors import TemplateError
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.thoughts.derive import Thoughts, ThoughtSettings, derive_thoughts

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.router.text.families import FAMILIES, WRITING, Family, template_of
+from tests.router.text.families import FAMILIES, WRITING, template_of
+from tests.router.text.template_family import Family
 from tests.router.text.test_families import ARGUMENTS, calling, told
 from tests.router.text.tools.test_call_parser import EVERY, find_reader, fold, functions_of, said
 from tgi_trio.errors import TemplateError

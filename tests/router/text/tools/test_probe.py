@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.router.text.families import FAMILIES, Family, template_of
+from tests.router.text.families import FAMILIES, template_of
+from tests.router.text.template_family import Family
 from tests.router.text.test_families import calling
 from tests.router.text.tools.test_call_formats import BY_NAME, read_base
 from tgi_trio.errors import TemplateError
