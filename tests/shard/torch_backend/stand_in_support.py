@@ -188,9 +188,11 @@ def drive(
     drafter: Drafter | None = None,
     late: int = 1,
     budget: int = 100,
+    leaving: int | None = None,
 ) -> LayerOutput:
     """Run a row per text to its end; the last `late` join when the others decode.
 
+    The row `leaving`, if any, is taken out when two steps with it have been launched, both unread.
     On `device` no step may make the host wait, but for its event.
     """
     batch = _make_batch(runner, drafter)
@@ -199,12 +201,6 @@ def drive(
 
     def add(i: int) -> None:
         rows.append(batch.add(_make_row(runner, i, texts[i], asked[i], new)))
-
-    def settle(plan: StepPlan, pending: Pending) -> None:
-        result = pending.result()
-        _note(said, result)
-        for gone in batch.settle(plan, result).dropped:
-            runner.drop(gone)
 
     joining = list(range(len(texts)))
     while len(joining) > late:
@@ -216,12 +212,14 @@ def drive(
         plan = batch.plan(budget)
         # Without a plan rows may be at the end of their blocks.
         if flying and (batch.rows if plan is None else not runner.runs_ahead(plan)):
-            settle(*flying.pop())
+            _settle(said, runner, batch, *flying.pop())
             continue
         read = len(flying)
         pending = None if plan is None else runner.launch(plan)
+        if flying and leaving is not None and leaving in batch and said.steps >= 2:
+            _drop(runner, batch.remove([leaving]))
         if flying:
-            settle(*flying.pop())
+            _settle(said, runner, batch, *flying.pop())
         if plan is None or pending is None:
             break
         said.note_step(plan, counts)
@@ -232,12 +230,25 @@ def drive(
             batch.expect(plan)
             flying.append((plan, pending))
         else:
-            settle(plan, pending)
+            _settle(said, runner, batch, plan, pending)
             read += 1
         if device is not None:
             assert not counts.waits and counts.event_waits <= max(1, read), counts
     said.tokens = [row.token_ids[row.prompt_length : row.length].tolist() for row in rows]
     return said
+
+
+def _settle(
+    said: LayerOutput, runner: Runner, batch: Batch, plan: StepPlan, pending: Pending
+) -> None:
+    result = pending.result()
+    _note(said, result)
+    _drop(runner, batch.settle(plan, result).dropped)
+
+
+def _drop(runner: Runner, rows: Sequence[ShardSequence]) -> None:
+    for row in rows:
+        runner.drop(row)
 
 
 def _count_anew(device: StandInDevice | None) -> Counts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,9 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     small_device,
     start,
 )
+from tgi_trio.shard.contract import ShardSequence  # noqa: E402
 from tgi_trio.shard.runner import Runner  # noqa: E402
+from tgi_trio.shard.torch_backend.sampling.resident_counts import ResidentCounts  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(3, longest=20)
@@ -92,6 +95,35 @@ def test_drafts_are_decodes_of_a_recording(
     assert ours.drafts > 5 and ours.steps < expected.steps
     for counts in ours.decodes:
         assert counts.replays == REPLAYS[kind] and not counts.launches, counts
+
+
+@pytest.mark.parametrize("graphs", [(), (4, 12)])
+@pytest.mark.parametrize("beside", ["grammar", "watermark"])
+def test_a_row_that_leaves_while_its_token_waits_for_a_mask_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Callable[..., Path],
+    host: Runner,
+    device: StandInDevice,
+    beside: str,
+    graphs: tuple[int, ...],
+) -> None:
+    """Its last token was never written: as an address it lay beyond the table of counts."""
+    asked = [KINDS["penalties"][0], KINDS[beside][0], KINDS["penalties"][1]]
+    expected = drive(host, TEXTS, asked, 6, late=0)
+    runner = start(checkpoint("llama", **SMALL), "cuda:0", graphs, grammars=TakingTurns())
+    counted, advance = list[tuple[int, int]](), ResidentCounts.advance
+
+    def spy(own: ResidentCounts, row: ShardSequence, length: int, unknown: bool, *rest: Any) -> Any:
+        assert length - unknown <= row.length, "it counts a token that is not there"
+        counted.append((row.id, length))
+        return advance(own, row, length, unknown, *rest)
+
+    monkeypatch.setattr(ResidentCounts, "advance", spy)
+    ours = drive(runner, TEXTS, asked, 6, device=device, late=0, leaving=0)
+    assert ours.tokens[0] == expected.tokens[0][: len(ours.tokens[0])]
+    assert ours.tokens[1:] == expected.tokens[1:]
+    first, third = (max(length for row, length in counted if row == own) for own in (0, 2))
+    assert len(ours.tokens[0]) < 6 and first < third
 
 
 @pytest.mark.parametrize("graphs", [(), (8,)])

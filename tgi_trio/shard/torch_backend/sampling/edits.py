@@ -70,8 +70,8 @@ def list_edits(
 def _find_counted(choosing: Choosing, settings: ChoiceSettings) -> NDArray[np.bool_]:
     """Return which choices depend on counts: those of rows with penalties that are still there.
 
-    A row that has left would take a slot that nobody frees, and its unwritten last token would be
-    an address beyond the table: memory of others, which the kernel would change.
+    The unwritten last token of a row that has left would be an address beyond the table: memory of
+    others, which the kernel would change.
     """
     counted: NDArray[np.bool_] = settings.columns["counted"]
     if len(choosing.gone):
