@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import adapters, expert_adapters, latent_adapters
+from tgi_trio.shard.torch_backend.kernels.adapters import latent_adapters, linear_adapters
+from tgi_trio.shard.torch_backend.kernels.experts import expert_adapters
 from tgi_trio.shard.torch_backend.layers.slotted_embeddings import (
     ADDED_COLUMNS,
     ADDED_ROWS,
@@ -38,7 +39,7 @@ def adapter_variants() -> Iterator[Variant]:
     yield from _pair(BF16, "many", choose_adapter_tiles(BF16).many, 3, 64, even="")
     yield Variant(
         "place_embeddings bf16",
-        adapters.place_embeddings,
+        linear_adapters.place_embeddings,
         (BF16, I64, I64, BF16, I32, f"i32{EVEN}"),
         {"RANKS": 64, "PADDED": 64, "BLOCK": COPIED},
     )
@@ -46,7 +47,7 @@ def adapter_variants() -> Iterator[Variant]:
         sizes: dict[str, Any] = {"RANKS": ranks, "PADDED": ranks, "ROWS": ADDED_ROWS}
         yield Variant(
             f"add_embeddings {TYPES[dtype]} r{ranks}{' gains' if gains else ''}",
-            adapters.add_embeddings,
+            linear_adapters.add_embeddings,
             (dtype, I64, dtype, dtype, dtype, I32, I32, f"i32{EVEN}", f"i32{EVEN}"),
             {"GAINS": gains, **sizes, "COLUMNS": ADDED_COLUMNS},
         )
@@ -71,7 +72,7 @@ def _pair(
     shared: dict[str, Any] = {"PIECES": pieces, "RANKS": ranks, "ROWS": tile.rows}
     yield Variant(
         f"shrink_rows {name}",
-        adapters.shrink_rows,
+        linear_adapters.shrink_rows,
         (F32, dtype, *slots),
         {**shared, "STEP": min(tile.ranks, ranks & -ranks), "DEPTH": tile.inputs},
         warps=tile.warps,
@@ -79,7 +80,7 @@ def _pair(
     )
     yield Variant(
         f"expand_rows {name}",
-        adapters.expand_rows,
+        linear_adapters.expand_rows,
         (dtype, F32, *slots, "i32", "i32", I32, "i32"),
         {**shared, "OUTPUTS": tile.outputs, "DEPTH": RANKS_TOGETHER},
         warps=tile.warps,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tgi_trio.shard.torch_backend.attention.paged.kv_writing import count_heads
-from tgi_trio.shard.torch_backend.kernels import beside_heads
+from tgi_trio.shard.torch_backend.kernels.attention import beside_heads
 from tgi_trio.shard.torch_backend.layers.detour import expansion_constants
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, F32, I32, I64, TYPES, U8, Variant

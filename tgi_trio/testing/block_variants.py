@@ -10,7 +10,7 @@ from tgi_trio.shard.torch_backend.attention.indexed.index_writing import BESIDE
 from tgi_trio.shard.torch_backend.attention.indexed.paged_blocks import KEYS, choose_tile_tokens
 from tgi_trio.shard.torch_backend.attention.paged.kv_writing import count_heads
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import block_scores, index_keys
+from tgi_trio.shard.torch_backend.kernels.attention import block_scores, index_keys
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, F32, I32, I64, TYPES, U8, Variant
 

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tgi_trio.shard.torch_backend.kernels import (
-    choosing,
-    counting,
-    filling,
-    following,
-    lookup,
-    surveying,
-)
-from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
+from tgi_trio.shard.torch_backend.kernels.drafting import prompt_lookup, verifying
+from tgi_trio.shard.torch_backend.kernels.sampling import choosing, counting, filling, surveying
+from tgi_trio.shard.torch_backend.kernels.sampling.shortlisting import DEPTHS
 from tgi_trio.shard.torch_backend.sampling import choice_kernels
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, EVEN, F32, F64, I32, I64, TYPES, Variant
@@ -33,28 +27,28 @@ def _texts(overlaps: bool) -> Iterator[Variant]:
     )
     yield Variant(
         "judge_drafts",
-        following.judge_drafts,
+        verifying.judge_drafts,
         (I64, I32, I64, F64, I64, I64, I32, I64, "i32"),
         {"MOST": 5, "TAKES": True},
     )
     yield Variant(
         "move_rows",
-        following.move_rows,
+        verifying.move_rows,
         (*(I64,) * 4, I32, F64, I32, I32, F64, I32, I32, I32, I64, "i32"),
         {"PAGE": 16},
     )
-    yield Variant("write_texts", lookup.write_texts, (*(I32,) * 5, "i32"), {"BLOCK": 1024})
+    yield Variant("write_texts", prompt_lookup.write_texts, (*(I32,) * 5, "i32"), {"BLOCK": 1024})
     yield Variant(
         "keep_tokens",
-        lookup.keep_tokens,
+        prompt_lookup.keep_tokens,
         (I32, I32, I64, I32, I64, I64, F64, I32, "i32"),
         {},
     )
     yield Variant(
         "look_up",
-        lookup.look_up,
+        prompt_lookup.look_up,
         (I64, I64, *(I32,) * 4, I64, I32, I64, I32, I32, I32, "i32"),
-        {"EOS": 3, "PADDED_EOS": 4, "MOST": 4, "BLOCK": 1024, "LONGEST": lookup.LONGEST},
+        {"EOS": 3, "PADDED_EOS": 4, "MOST": 4, "BLOCK": 1024, "LONGEST": prompt_lookup.LONGEST},
     )
 
 

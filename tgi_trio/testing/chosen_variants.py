@@ -20,7 +20,7 @@ from tgi_trio.shard.torch_backend.attention.indexed.selecting import (
     choose_tile_tokens,
     describe_turn,
 )
-from tgi_trio.shard.torch_backend.kernels import absorbing, index_scores, selecting
+from tgi_trio.shard.torch_backend.kernels.attention import absorbing, index_scores, selecting
 from tgi_trio.testing.variant import BF16, F32, I32, TYPES, U8, Variant
 
 

@@ -8,13 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import (
-    codes,
-    few_codes,
-    grouped_codes,
-    rounding,
-    written_codes,
-)
+from tgi_trio.shard.torch_backend.kernels.experts import grouped_codes
+from tgi_trio.shard.torch_backend.kernels.linears import codes, few_codes, rounding, written_codes
 from tgi_trio.shard.torch_backend.layers.code_tiles import (
     CodeTile,
     FewCodedTile,

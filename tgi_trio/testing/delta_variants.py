@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import convolving, delta_chunks, delta_rule
+from tgi_trio.shard.torch_backend.kernels.states import convolving, delta_chunks, delta_rule
 from tgi_trio.shard.torch_backend.states.delta_rule_kernels import (
     BLOCK,
     PART,

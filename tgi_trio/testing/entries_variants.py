@@ -12,7 +12,8 @@ from tgi_trio.shard.torch_backend.attention.entries import entries_kernel
 from tgi_trio.shard.torch_backend.attention.entries.paged_entries import REGISTERS
 from tgi_trio.shard.torch_backend.attention.entries.shared_keys import COPIED, count_averaged
 from tgi_trio.shard.torch_backend.attention.paged.tiles import choose_entries_tile
-from tgi_trio.shard.torch_backend.kernels import hyper, shared_key
+from tgi_trio.shard.torch_backend.kernels.attention import shared_key
+from tgi_trio.shard.torch_backend.kernels.streams import hyper_connections
 from tgi_trio.shard.torch_backend.layers import hyper_kernels
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
@@ -102,7 +103,7 @@ def _streams(hidden: int) -> Iterator[Variant]:
         tile["PRECISION"] = FLOAT32_PRODUCTS
         yield Variant(
             f"mix_streams {hidden} of {few} tokens",
-            hyper.mix_streams,
+            hyper_connections.mix_streams,
             (F32, BF16, F32, "i32"),
             {"SIZE": 4 * hidden, "WEIGHTS": 24} | tile,
         )
@@ -110,7 +111,7 @@ def _streams(hidden: int) -> Iterator[Variant]:
             more = f"{'' if mixes else ' apart'}{f' of {experts} experts' * (experts > 0)}"
             yield Variant(
                 f"write_streams {hidden} of {few} tokens{more}",
-                hyper.write_streams,
+                hyper_connections.write_streams,
                 (BF16, F32, *(BF16,) * 5, F32, F32, F32, "i32"),
                 {"COUNT": 4, "HIDDEN": hidden, "MIXES": mixes}
                 | {"PER_TOKEN": experts, "SHARED": int(experts > 0)}
@@ -120,7 +121,7 @@ def _streams(hidden: int) -> Iterator[Variant]:
     for iterations in (20, 0):
         yield Variant(
             f"read_streams {hidden}{'' if iterations else ' apart'}",
-            hyper.read_streams,
+            hyper_connections.read_streams,
             (BF16, F32, F32, F32, BF16, F32, F32, BF16, BF16, *("fp32",) * 5, "i32"),
             {
                 **{"COUNT": 4, "PADDED": 4, "ADDS": True},

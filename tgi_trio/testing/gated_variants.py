@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from tgi_trio.shard.torch_backend.kernels import gated_streams, ngrams, opened_norms
+from tgi_trio.shard.torch_backend.kernels import opened_norms
+from tgi_trio.shard.torch_backend.kernels.states import ngrams
+from tgi_trio.shard.torch_backend.kernels.streams import gated_streams
 from tgi_trio.shard.torch_backend.layers.norm_gate import MOST_TOKENS, opened_constants
 from tgi_trio.shard.torch_backend.layers.opening import choose_narrow_tile, narrow_constants
 from tgi_trio.shard.torch_backend.layers.residual import count_warps

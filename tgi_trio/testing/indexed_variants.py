@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import indexed_latents
+from tgi_trio.shard.torch_backend.kernels.attention import indexed_latents
 from tgi_trio.testing.attention_variants import attend_latents
 from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
 

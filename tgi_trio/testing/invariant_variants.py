@@ -18,7 +18,9 @@ from tgi_trio.shard.torch_backend.attention.paged.tiles import (
     choose_spans_tile,
     pad_dim,
 )
-from tgi_trio.shard.torch_backend.kernels import any_rows, log_totals, walking
+from tgi_trio.shard.torch_backend.kernels.linears import any_rows
+from tgi_trio.shard.torch_backend.kernels.sampling import log_totals
+from tgi_trio.shard.torch_backend.kernels.states import token_by_token
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.plain_product import choose_any_tile, count_input_parts
 from tgi_trio.shard.torch_backend.prompt_logprobs import TOTALS_BLOCK
@@ -189,7 +191,7 @@ def _states() -> Iterator[Variant]:
     ):
         yield Variant(
             f"walk_delta_rule bf16 {key} {value}{' by channel' * by_channel}{' bounded' * bounded}",
-            walking.walk_delta_rule,
+            token_by_token.walk_delta_rule,
             (F32, BF16, BF16, F32, F32, F32, *_ROWS, *("fp32",) * 3, "i32", "i32"),
             {
                 **{"HEADS": 32, "KEY_HEADS": 32 if by_channel else 16, "KEY": key},
@@ -202,7 +204,7 @@ def _states() -> Iterator[Variant]:
     for state, gated in ((64, False), (128, False), (256, False), (256, True)):
         yield Variant(
             f"walk_mamba2 bf16 {state}{' gated' * gated}",
-            walking.walk_mamba2,
+            token_by_token.walk_mamba2,
             (
                 *(BF16 if gated else F32, *(BF16,) * 3, *(F32,) * 4, *_ROWS),
                 *("i32", "i32", *("fp32",) * 4),
@@ -215,14 +217,14 @@ def _states() -> Iterator[Variant]:
         )
     yield Variant(
         "walk_mamba1 bf16 16",
-        walking.walk_mamba1,
+        token_by_token.walk_mamba1,
         (*(BF16,) * 5, *(F32,) * 4, *_ROWS, *("i32",) * 3),
         {"CHANNELS": 8192, "STATE": 16, "PADDED_STATE": 16, "BLOCK": CHANNELS},
         warps=WARPS,
     )
     yield Variant(
         "walk_gated bf16",
-        walking.walk_gated,
+        token_by_token.walk_gated,
         (BF16, F32, F32, BF16, F32, *_ROWS, "i32"),
         {"CHANNELS": 2560, "BLOCK": CHANNELS, "ACT": "gelu_tanh"},
         warps=WARPS,

@@ -8,16 +8,9 @@ from typing import NamedTuple
 from tgi_trio.shard.torch_backend.attention.paged.few_heads import choose_pairs
 from tgi_trio.shard.torch_backend.attention.paged.kv_writing import count_heads
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import (
-    activations,
-    beginning,
-    few_heads,
-    few_rows,
-    fused,
-    latents,
-    rotating,
-    several_rows,
-)
+from tgi_trio.shard.torch_backend.kernels import activations, beginning, fused
+from tgi_trio.shard.torch_backend.kernels.attention import few_heads, latents, rotating
+from tgi_trio.shard.torch_backend.kernels.linears import few_rows, several_rows
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile, choose_several_tile
 from tgi_trio.shard.torch_backend.layers.opening import BLOCK as OPENED

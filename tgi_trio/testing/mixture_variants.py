@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tgi_trio.shard.torch_backend.kernels import combining, grouped, weighing
-from tgi_trio.shard.torch_backend.kernels import routing as routing_kernel
+from tgi_trio.shard.torch_backend.kernels import combining
+from tgi_trio.shard.torch_backend.kernels.experts import grouped, weighing
+from tgi_trio.shard.torch_backend.kernels.experts import routing as routing_kernel
 from tgi_trio.shard.torch_backend.layers.grouped_experts import (
     router_tile,
     router_warps,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import mamba1, mamba2, recurrent_gate
+from tgi_trio.shard.torch_backend.kernels.states import mamba1, mamba2, recurrent_gate
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.states import mamba1_layer, mamba2_layer, recurrent_gate_layer
 from tgi_trio.testing.variant import BF16, F32, I64, TYPES, Variant

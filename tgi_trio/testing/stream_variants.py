@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import activations, per_layer_inputs, streams
+from tgi_trio.shard.torch_backend.kernels import activations, per_layer_inputs
+from tgi_trio.shard.torch_backend.kernels.streams import alternating_updates
 from tgi_trio.shard.torch_backend.layers.gating import count_cutting_warps
 from tgi_trio.shard.torch_backend.layers.per_layer_inputs import (
     choose_opened_tile,
@@ -42,28 +43,28 @@ def _of_states(dtype: torch.dtype, overlaps: dict[str, Any]) -> Iterator[Variant
     for adds in (True, False):
         yield Variant(
             f"predict_streams {name}{' adds' * adds}",
-            streams.predict_streams,
+            alternating_updates.predict_streams,
             (*(dtype,) * 9, *("fp32",) * 3, "i32"),
             every | _NORM | {"ACTIVE": 0, "ADDS": adds},
             warps=warps,
         )
     yield Variant(
         f"join_detour {name}",
-        streams.join_detour,
+        alternating_updates.join_detour,
         (*(dtype,) * 9, *("fp32",) * 4),
         one | _NORM,
         warps=count_warps(_SIZE),
     )
     yield Variant(
         f"correct_streams {name}",
-        streams.correct_streams,
+        alternating_updates.correct_streams,
         (*(dtype,) * 10, "fp32", "fp32", "i32"),
         every | _NORM | {"ACTIVE": 0, "SCALES": True},
         warps=warps,
     )
     yield Variant(
         f"add_to_others {name}",
-        streams.add_to_others,
+        alternating_updates.add_to_others,
         (*(dtype,) * 4, "fp32", "i32"),
         every | _NORM,
         warps=warps,
@@ -71,7 +72,7 @@ def _of_states(dtype: torch.dtype, overlaps: dict[str, Any]) -> Iterator[Variant
     for joins in (True, False):
         yield Variant(
             f"match_streams {name}{' joins' * joins}",
-            streams.match_streams,
+            alternating_updates.match_streams,
             (*(dtype,) * 3, "fp32", "i32"),
             every | {"JOINS": joins},
             warps=warps,
@@ -83,7 +84,7 @@ def _of_gates(dtype: torch.dtype, overlaps: dict[str, Any]) -> Iterator[Variant]
     for width in _WIDTHS:
         yield Variant(
             f"cut_and_gate {TYPES[dtype]} {width}",
-            streams.cut_and_gate,
+            alternating_updates.cut_and_gate,
             (dtype, dtype, "fp32"),
             {"SIZE": width, "PADDED": width, "ACT": _ACT, "PAIRED": False} | overlaps,
             warps=count_cutting_warps(width),

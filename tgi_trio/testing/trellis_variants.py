@@ -7,11 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import (
-    grouped_trellis,
-    trellis_inputs,
-    trellis_products,
-)
+from tgi_trio.shard.torch_backend.kernels.experts import grouped_trellis
+from tgi_trio.shard.torch_backend.kernels.linears import trellis_inputs, trellis_products
 from tgi_trio.shard.torch_backend.layers.trellis_tiles import (
     FEW,
     TURN_WARPS,

@@ -297,7 +297,7 @@ def test_all_variants_are_compiled_when_it_is_packed(kind: str) -> None:
         [coded(some_parts(kind, 40, 2048, 32))], None, torch.bfloat16, torch.device(DEVICE)
     )
     seen: list[tuple[str, Any, Any]] = []
-    from tgi_trio.shard.torch_backend.kernels import codes, few_codes, written_codes
+    from tgi_trio.shard.torch_backend.kernels.linears import codes, few_codes, written_codes
 
     class Noting:
         def __init__(self, name: str) -> None:

@@ -255,7 +255,7 @@ def test_a_kernel_that_several_ask_for_is_compiled_once(tmp_path: Path) -> None:
 KEYS = """
 import os, sys
 from tgi_trio.shard.torch_backend.compiling.kernel_keys import settle_key
-from tgi_trio.shard.torch_backend.kernels import choosing, surveying
+from tgi_trio.shard.torch_backend.kernels.sampling import choosing, surveying
 
 for names in (("choose_tokens", "survey_scores"), ("survey_scores", "choose_tokens")):
     if os.fork() == 0:

@@ -16,7 +16,7 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.kernels import hyper as kernels  # noqa: E402  (Triton)
+from tgi_trio.shard.torch_backend.kernels.streams import hyper_connections as kernels  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import hyper_kernels  # noqa: E402
 
 HIDDEN = 40

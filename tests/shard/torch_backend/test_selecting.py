@@ -17,7 +17,7 @@ from tgi_trio.shard.torch_backend.attention.indexed import selecting  # noqa: E4
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch  # noqa: E402
-from tgi_trio.shard.torch_backend.kernels import selecting as kernels  # noqa: E402
+from tgi_trio.shard.torch_backend.kernels.attention import selecting as kernels  # noqa: E402
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.index import (  # noqa: E402
     IndexQueries,

@@ -25,7 +25,7 @@ from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 need_triton()
 
 from tests.shard.torch_backend.test_coded_experts import check, some  # noqa: E402  (Triton's)
-from tgi_trio.shard.torch_backend.kernels.grouped_trellis import turn_groups  # noqa: E402
+from tgi_trio.shard.torch_backend.kernels.experts.grouped_trellis import turn_groups  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import grouped_trellis  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.grouped_trellis import TrellisMatrices  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.stored_trellis import (  # noqa: E402

@@ -283,7 +283,7 @@ def test_what_is_launched_to_be_compiled_reads_only_what_is_written(
 
 def test_all_variants_are_compiled_when_it_is_packed(tmp_path: Path) -> None:
     """What is launched for any number of rows has been launched before."""
-    from tgi_trio.shard.torch_backend.kernels import trellis_inputs, trellis_products
+    from tgi_trio.shard.torch_backend.kernels.linears import trellis_inputs, trellis_products
 
     own, other = (some_matrix(tmp_path / str(n), n, 1152, n / 64)[0] for n in (256, 128))
     linear = linear_of([encoded(own), encoded(other)], HALF, some_rows(1, 384, HALF)[0])

@@ -79,7 +79,9 @@ def _find_totals(logits: torch.Tensor, *, invariant: bool) -> torch.Tensor:
     """Return log(sum(exp(logits))) of each row, float32 [n], for float32 [n, vocab]."""
     if not invariant or not runs_kernels(logits.device) or not len(logits):
         return torch.logsumexp(logits, dim=-1)
-    from tgi_trio.shard.torch_backend.kernels.log_totals import find_log_totals  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels.sampling.log_totals import (
+        find_log_totals,  # imports Triton
+    )
 
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     totals = torch.empty(len(logits), dtype=torch.float32, device=logits.device)

@@ -271,7 +271,7 @@ TOKENS = 75
 
 
 def test_a_mamba1_scan_is_that_of_transformers() -> None:
-    from tgi_trio.shard.torch_backend.kernels.mamba1 import scan_mamba1
+    from tgi_trio.shard.torch_backend.kernels.states.mamba1 import scan_mamba1
 
     x, dt, shared = (some(TOKENS, n, seed=n) for n in (WIDTH, WIDTH + 1, 2 * STATE))
     dt = dt[:, :WIDTH].contiguous()
@@ -293,7 +293,7 @@ def test_a_mamba1_scan_is_that_of_transformers() -> None:
 
 
 def test_a_mamba2_scan_is_that_of_transformers() -> None:
-    from tgi_trio.shard.torch_backend.kernels.mamba2 import scan_mamba2
+    from tgi_trio.shard.torch_backend.kernels.states.mamba2 import scan_mamba2
 
     mixed, dt = some(TOKENS, WIDTH + SHARED, seed=1), some(TOKENS, HEADS, seed=2)
     x, b, c = mixed[None].split((WIDTH, SHARED // 2, SHARED // 2), dim=-1)
@@ -323,7 +323,7 @@ def test_a_mamba2_scan_is_that_of_transformers() -> None:
 
 def test_gates_and_their_recurrence_are_those_of_transformers() -> None:
     """Of a sequence that begins, whose first input is not scaled."""
-    from tgi_trio.shard.torch_backend.kernels.recurrent_gate import open_gates, scan_gated
+    from tgi_trio.shard.torch_backend.kernels.states.recurrent_gate import open_gates, scan_gated
 
     unit = RecurrentGemmaRglru(RecurrentGemmaConfig(num_attention_heads=HEADS, lru_width=WIDTH))
     unit = unit.to(DEVICE)

@@ -3,9 +3,9 @@
 Heads draft after every choice of a recorded step, or n-grams are looked up after each row's last
 token. So the device knows all that the next step needs: which drafts were right, where each row
 therefore stands, and what is drafted from there. A recording ends by judging its drafts
-(`kernels/following.py`) and begins by moving rows as the previous step judged. The host plans as
-if all drafts were wrong, with blocks enough for all being right, and corrects its plan when it
-reads the results. It uploads random numbers for every position to which a token may move.
+(`kernels/drafting/verifying.py`) and begins by moving rows as the previous step judged. The host
+plans as if all drafts were wrong, with blocks enough for all being right, and corrects its plan
+when it reads the results. It uploads random numbers for every position to which a token may move.
 
 Not used where a choice depends on earlier tokens: penalties, minimums, grammars, watermarks.
 """
@@ -25,7 +25,7 @@ from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.attention.interface import DecodePlaces
 from tgi_trio.shard.torch_backend.drafting.device_texts import DeviceTexts, Judged
-from tgi_trio.shard.torch_backend.kernels.following import judge_drafts, move_rows
+from tgi_trio.shard.torch_backend.kernels.drafting.verifying import judge_drafts, move_rows
 from tgi_trio.shard.torch_backend.sampling.choice_settings import ChoiceSettings, Choosing
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
 from tgi_trio.shard.torch_backend.staging import Array, split

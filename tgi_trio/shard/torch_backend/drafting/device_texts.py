@@ -1,8 +1,9 @@
 """N-gram drafts on the device: texts of sequences are kept and looked up there.
 
 When a sequence arrives, its tokens are uploaded to a slot of its own. From then on the recording of
-each step adds the tokens that it has chosen (`kernels/lookup.py`). Tokens that only the host knows,
-from steps in between that were launched without this, are uploaded before the next step.
+each step adds the tokens that it has chosen (`kernels/drafting/prompt_lookup.py`). Tokens that only
+the host knows, from steps in between that were launched without this, are uploaded before the next
+step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import ShardSequence, StepPlan
-from tgi_trio.shard.torch_backend.kernels import lookup
+from tgi_trio.shard.torch_backend.kernels.drafting import prompt_lookup
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.row_slots import RowSlots
 from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing
@@ -83,7 +84,7 @@ class DeviceTexts:
         is recorded.
         """
         wanted = positions + self.most + 2  # a step after one that is not read may go further
-        room = min(wanted, MOST_TOKENS // rows, lookup.LONGEST - 16)
+        room = min(wanted, MOST_TOKENS // rows, prompt_lookup.LONGEST - 16)
         self._take_room(rows, max(16, -(-room // 16) * 16))
         nothing = _Piece(0, 0, np.zeros(min(_BLOCK, self.room), np.int32))
         self._send([nothing] * _SENT)  # compiles the kernel and allocates staging memory
@@ -136,12 +137,12 @@ class DeviceTexts:
         """
         count = len(judged.targets)
         behind = torch.empty((count, self.most), dtype=torch.int64, device=self._device)
-        lookup.keep_tokens[(count,)](
+        prompt_lookup.keep_tokens[(count,)](
             *(self._tokens, judged.slots, judged.targets, judged.aheads, judged.positions),
             *(judged.ids, judged.found, judged.moved, self.room),
         )
         fits = min(_PROGRAMS // count, -(-self.room // _BLOCK), _MOST_PIECES)
-        lookup.look_up[(count, max(1, fits))](
+        prompt_lookup.look_up[(count, max(1, fits))](
             *(drafted, behind, self._best, self._arrived, self._tokens),
             *(judged.slots, judged.targets, judged.aheads, judged.positions, judged.moved),
             *(judged.ends, self._eos, self.room),
@@ -149,7 +150,7 @@ class DeviceTexts:
             PADDED_EOS=next_power_of_2(self._eos_count),
             MOST=self.most,
             BLOCK=_BLOCK,
-            LONGEST=lookup.LONGEST,
+            LONGEST=prompt_lookup.LONGEST,
         )
         return behind
 
@@ -161,7 +162,7 @@ class DeviceTexts:
         np.cumsum([len(piece.tokens) for piece in pieces], out=starts[1:])
         tokens = np.concatenate([*(piece.tokens for piece in pieces), np.zeros(1, np.int32)])
         sent = self._staging.upload([slots, places, starts, tokens])
-        lookup.write_texts[(len(pieces),)](self._tokens, *sent, self.room, BLOCK=_BLOCK)
+        prompt_lookup.write_texts[(len(pieces),)](self._tokens, *sent, self.room, BLOCK=_BLOCK)
 
 
 def _find_news(

@@ -1,4 +1,4 @@
-"""The layout of a LoRA adapter in its slot of device memory, for `kernels/adapters.py`.
+"""The layout of a LoRA adapter in its slot of device memory.
 
 A slot has room for the largest adapter. Its matrices are contiguous, so that an adapter is uploaded
 in one copy: for each pair A [r, inputs], then B [outputs, r], with r padded by zeros to a multiple

@@ -215,7 +215,7 @@ def multiply_written(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -
 
 def write(codes: Codes, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Return `count` outputs, beginning with `first`, as numbers [count, inputs as stored]."""
-    from tgi_trio.shard.torch_backend.kernels.written_codes import write_numbers  # Triton
+    from tgi_trio.shard.torch_backend.kernels.linears.written_codes import write_numbers  # Triton
 
     form = codes.form
     weight = torch.empty((count, codes.written), dtype=dtype, device=codes.codes.device)
@@ -287,7 +287,7 @@ def launch_few(
     only_one: bool = False,
 ) -> None:
     """Multiply a few rows; `only_one`: launch a single program, to compile the kernel."""
-    from tgi_trio.shard.torch_backend.kernels.few_codes import multiply_few_rows  # Triton
+    from tgi_trio.shard.torch_backend.kernels.linears.few_codes import multiply_few_rows  # Triton
 
     multiply_few_rows[(1 if only_one else -(-codes.outputs // tile.outputs),)](
         out,
@@ -319,7 +319,10 @@ def launch(
     invariant: bool,
 ) -> None:
     """Multiply with a tile; `only_one`: launch single programs, to compile the kernels."""
-    from tgi_trio.shard.torch_backend.kernels.codes import add_parts, multiply_codes  # Triton
+    from tgi_trio.shard.torch_backend.kernels.linears.codes import (  # Triton
+        add_parts,
+        multiply_codes,
+    )
 
     rows = len(x)
     parts = count_parts(codes, tile, apparent_rows(rows, invariant=invariant))

@@ -55,7 +55,7 @@ class PendingExpansion(BesideHeads):
         return self._linear(self._low)
 
     def _launch_with(self, heads: HeadLaunch) -> torch.Tensor:
-        from tgi_trio.shard.torch_backend.kernels import beside_heads  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.attention import beside_heads  # imports Triton
 
         low, weight = self._low, self._linear.weight
         (tokens, rank), size = low.shape, len(weight)

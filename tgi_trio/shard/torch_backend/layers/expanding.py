@@ -104,7 +104,7 @@ def _launch(
     weight: torch.Tensor,
     gates: torch.Tensor | None,
 ) -> torch.Tensor:
-    from tgi_trio.shard.torch_backend.kernels import expanding  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels.attention import expanding  # imports Triton
 
     parts, merges = 1, isinstance(read, AttendedParts)
     if isinstance(read, AttendedParts):

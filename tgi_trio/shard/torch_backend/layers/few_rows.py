@@ -176,7 +176,7 @@ def _multiply_few(
     act: Activation | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `project` in one launch."""
-    from tgi_trio.shard.torch_backend.kernels.few_rows import multiply_few  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels.linears.few_rows import multiply_few  # imports Triton
 
     x, gate = x.contiguous(), _gate_of(act)
     rows, inputs = x.shape
@@ -216,7 +216,7 @@ def norm_constants(norm: Norm | None) -> dict[str, bool | str]:
 
 def _multiply_several(linear: Linear, x: torch.Tensor, act: Activation | None) -> torch.Tensor:
     """Return act(linear(x)) for up to 64 rows."""
-    from tgi_trio.shard.torch_backend.kernels.several_rows import multiply_several
+    from tgi_trio.shard.torch_backend.kernels.linears.several_rows import multiply_several
 
     x, gate = x.contiguous(), _gate_of(act)
     out, constants = _prepare(linear, x, gate)

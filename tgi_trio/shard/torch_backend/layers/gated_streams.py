@@ -87,7 +87,7 @@ class StreamGates:
 
     def _mix(self, normed: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
         """Do what `open_narrow` does where gates are multiplied by themselves."""
-        from tgi_trio.shard.torch_backend.kernels import gated_streams  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.streams import gated_streams  # imports Triton
 
         tokens, width = len(inner), normed.shape[1] // self.count
         narrow = torch.empty((tokens, self.rank), dtype=inner.dtype, device=inner.device)
@@ -146,7 +146,7 @@ def _launch_addition(
     streams: torch.Tensor, addend: LayerOutput | None, count: int, norm: StreamNorm | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum and its norm, [T, count * hidden] each; without a norm, the sum twice."""
-    from tgi_trio.shard.torch_backend.kernels import gated_streams  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels.streams import gated_streams  # imports Triton
 
     output, factors = (streams, streams) if addend is None else addend
     summed = streams if addend is None else torch.empty_like(streams)

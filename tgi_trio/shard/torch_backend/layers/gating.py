@@ -164,12 +164,14 @@ class Gate:
         return sparse and self.scale == 1.0 and not self.limit and width <= _MOST
 
     def _launch_cut(self, inner: torch.Tensor, act: SparseActivation) -> torch.Tensor:
-        from tgi_trio.shard.torch_backend.kernels import streams  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.streams import (
+            alternating_updates,  # imports Triton
+        )
 
         tokens, width = inner.shape[0], inner.shape[1] // 2
         padded = next_power_of_2(width)
         out = torch.empty((tokens, width), dtype=inner.dtype, device=inner.device)
-        streams.cut_and_gate[(tokens,)](
+        alternating_updates.cut_and_gate[(tokens,)](
             out,
             inner.contiguous(),
             act.deviations,

@@ -1,10 +1,10 @@
 """All experts of a layer at once on a device, without asking it which were chosen.
 
 One launch chooses the experts of all tokens and lists the (token, expert) pairs by expert
-(`kernels/routing.py`); for few tokens it also computes the product with the router. Each of the two
-products is one launch over all experts (`grouped_matrices.py`). Their outputs are weighted by the
-launch that adds them to the hidden state. A loop over experts would need to know on the host which
-ones were chosen: one wait per layer, and a handful of launches per expert.
+(`kernels/experts/routing.py`); for few tokens it also computes the product with the router. Each of
+the two products is one launch over all experts (`grouped_matrices.py`). Their outputs are weighted
+by the launch that adds them to the hidden state. A loop over experts would need to know on the host
+which ones were chosen: one wait per layer, and a handful of launches per expert.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
-from tgi_trio.shard.torch_backend.kernels.routing import ask_router, route_tokens
-from tgi_trio.shard.torch_backend.kernels.weighing import weigh_inputs
+from tgi_trio.shard.torch_backend.kernels.experts.routing import ask_router, route_tokens
+from tgi_trio.shard.torch_backend.kernels.experts.weighing import weigh_inputs
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.grouped_matrices import GroupedMatrices, Routed

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
-from tgi_trio.shard.torch_backend.kernels.grouped import multiply_groups
-from tgi_trio.shard.torch_backend.kernels.grouped_codes import multiply_coded_groups
+from tgi_trio.shard.torch_backend.kernels.experts.grouped import multiply_groups
+from tgi_trio.shard.torch_backend.kernels.experts.grouped_codes import multiply_coded_groups
 from tgi_trio.shard.torch_backend.layers.code_tiles import CodeTile, choose_tiles
 from tgi_trio.shard.torch_backend.layers.coded_linear import (
     ONE,

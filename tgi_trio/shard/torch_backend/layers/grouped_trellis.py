@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from tgi_trio.model.quantised.exl3_layout import TURNED
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
-from tgi_trio.shard.torch_backend.kernels.grouped_trellis import (
+from tgi_trio.shard.torch_backend.kernels.experts.grouped_trellis import (
     multiply_turned_groups,
     turn_groups,
 )

@@ -11,7 +11,7 @@ import torch
 
 from tgi_trio.model.specs.decoder import HyperSpec
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
-from tgi_trio.shard.torch_backend.kernels import hyper as kernels
+from tgi_trio.shard.torch_backend.kernels.streams import hyper_connections as kernels
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm

@@ -98,7 +98,7 @@ def open_narrow(
     `values`: [T, count * size], contiguous; `narrow` [T, rank], of which gates are made: they are
     gates(silu(narrow / count)). `rounds`: opened gates are rounded before they multiply.
     """
-    from tgi_trio.shard.torch_backend.kernels import gated_streams  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels.streams import gated_streams  # imports Triton
 
     tokens, rank = narrow.shape
     size = values.shape[1] // count

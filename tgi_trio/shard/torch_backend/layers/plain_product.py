@@ -1,7 +1,7 @@
 """Products with plain matrices: by a library, or by a kernel whose sums are always in one order.
 
 A library chooses how to multiply by the number of rows. Where batch invariance is kept, a kernel of
-ours multiplies any number of rows in the same way (`kernels/any_rows.py`).
+ours multiplies any number of rows in the same way (`kernels/linears/any_rows.py`).
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _launch(
 
     `weight`: [B, outputs, inputs]. Only inputs of `x` and outputs of `out` need lie together.
     """
-    from tgi_trio.shard.torch_backend.kernels.any_rows import multiply_any  # imports Triton
-    from tgi_trio.shard.torch_backend.kernels.codes import add_parts
+    from tgi_trio.shard.torch_backend.kernels.linears.any_rows import multiply_any  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels.linears.codes import add_parts
 
     batches, rows, inputs = x.shape
     outputs = weight.shape[1]

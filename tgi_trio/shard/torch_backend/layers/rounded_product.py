@@ -37,7 +37,10 @@ def multiply_rounded(
 
     `x`: [rows, inputs], contiguous; `codes`: accepted by `takes_rounded`; `bias`: [outputs].
     """
-    from tgi_trio.shard.torch_backend.kernels.rounding import round_rows, scale_sums  # Triton
+    from tgi_trio.shard.torch_backend.kernels.linears.rounding import (  # Triton
+        round_rows,
+        scale_sums,
+    )
 
     rows, inputs = x.shape
     if not rows:

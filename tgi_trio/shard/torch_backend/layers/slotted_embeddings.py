@@ -106,7 +106,9 @@ class SlottedRows:
         self.apply(ids, self._rows.new_zeros((1, self._rows.shape[1])), tiles, tile.rows)
 
     def apply(self, ids: torch.Tensor, x: torch.Tensor, tiles: torch.Tensor, rows: int) -> None:
-        from tgi_trio.shard.torch_backend.kernels.adapters import place_embeddings  # Triton
+        from tgi_trio.shard.torch_backend.kernels.adapters.linear_adapters import (
+            place_embeddings,  # Triton
+        )
 
         ranks = self._memory.ranks
         place_embeddings[(len(tiles), rows)](
@@ -156,7 +158,9 @@ class SlottedLookups:
         self.apply(ids, self._a.new_zeros((1, self._b.shape[1])), tiles, tile.rows)
 
     def apply(self, ids: torch.Tensor, x: torch.Tensor, tiles: torch.Tensor, rows: int) -> None:
-        from tgi_trio.shard.torch_backend.kernels.adapters import add_embeddings  # Triton
+        from tgi_trio.shard.torch_backend.kernels.adapters.linear_adapters import (
+            add_embeddings,  # Triton
+        )
 
         tokens, ranks, width = self._a.shape[1], self._a.shape[2], x.shape[1]
         grid = (len(tiles), -(-rows // ADDED_ROWS), -(-width // ADDED_COLUMNS))

@@ -42,7 +42,7 @@ class SlottedExperts:
 
     def find_slots(self, tokens: int) -> torch.Tensor:
         """Return the slot of each token's adapter, int32 [tokens], -1 for none."""
-        from tgi_trio.shard.torch_backend.kernels.expert_adapters import spread_slots
+        from tgi_trio.shard.torch_backend.kernels.experts.expert_adapters import spread_slots
 
         tiles = self.memory.tiles
         assert tiles is not None  # `used`
@@ -102,7 +102,9 @@ def add_members(
 
     `gathers`, `x` and the order of rows as for `multiply_groups`; `place`: of the first expert.
     """
-    from tgi_trio.shard.torch_backend.kernels import expert_adapters as kernels  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels.experts import (
+        expert_adapters as kernels,  # imports Triton
+    )
 
     tile = memory.tile
     assert tile is not None

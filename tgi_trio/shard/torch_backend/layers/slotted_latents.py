@@ -71,7 +71,9 @@ class SlottedHeads:
 
         `tiles`: int32 [n, 3], of at most `most` tokens; `keys`: `x` has queries.
         """
-        from tgi_trio.shard.torch_backend.kernels.latent_adapters import adapt_heads  # Triton
+        from tgi_trio.shard.torch_backend.kernels.adapters.latent_adapters import (
+            adapt_heads,  # Triton
+        )
 
         memory, spec = self._memory, self._spec
         ranks = next_power_of_2(memory.ranks)

@@ -145,7 +145,9 @@ def add_adapters(
     Both are contiguous. `starts`: as `place_starts` returns them. `tiles`: int32 [n, 3], of the
     kind `tile`. `only_one`: launch single programs, to compile the kernels.
     """
-    from tgi_trio.shard.torch_backend.kernels import adapters as kernels  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels.adapters import (
+        linear_adapters as kernels,  # imports Triton
+    )
 
     tokens, pieces, ranks = len(x), len(place.starts), memory.ranks
     parts = count_shares(tile, tokens, place.inputs, invariant=memory.invariant)

@@ -2,8 +2,8 @@
 
 Codes are stored in units of 16 bytes, which a thread reads at once; inputs are padded to whole
 units. Codes of 8 bits are in the order of their inputs. Others are spread over four words, as
-`kernels/code_numbers.py` describes; the upper bits of 5- and 6-bit codes are in planes of their
-own. Scales and lows are [outputs, runs].
+`kernels/linears/code_numbers.py` describes; the upper bits of 5- and 6-bit codes are in planes of
+their own. Scales and lows are [outputs, runs].
 """
 
 from __future__ import annotations

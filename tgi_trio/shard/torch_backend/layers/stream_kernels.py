@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import streams as kernels
+from tgi_trio.shard.torch_backend.kernels.streams import alternating_updates as kernels
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.layers.stream_parts import Added, Routing

@@ -44,7 +44,9 @@ class TurnedInputs:
 
     def turn(self) -> torch.Tensor:
         """Return the rows, scaled in each way and turned, [sorts, rows, padded]."""
-        from tgi_trio.shard.torch_backend.kernels.trellis_inputs import turn_inputs  # Triton
+        from tgi_trio.shard.torch_backend.kernels.linears.trellis_inputs import (
+            turn_inputs,  # Triton
+        )
 
         if self._turned is None:
             self._turned = self._make_room()
@@ -61,7 +63,9 @@ class TurnedInputs:
 
         The weights are those of `count` blocks from `first` on, in the dtype of the inputs.
         """
-        from tgi_trio.shard.torch_backend.kernels.trellis_inputs import turn_and_write  # Triton
+        from tgi_trio.shard.torch_backend.kernels.linears.trellis_inputs import (
+            turn_and_write,  # Triton
+        )
 
         form, turning = part.form, 0
         writing = count * -(-form.padded // (WRITTEN.depth * WRITTEN_STEPS))

@@ -194,7 +194,7 @@ class TrellisLinear(Linear):
         only_one: bool = False,
     ) -> None:
         """Multiply a few rows; `only_one`: launch a single program, to compile the kernel."""
-        from tgi_trio.shard.torch_backend.kernels.trellis_products import (  # Triton
+        from tgi_trio.shard.torch_backend.kernels.linears.trellis_products import (  # Triton
             multiply_turned_few,
         )
 
@@ -229,7 +229,7 @@ class TrellisLinear(Linear):
         only_one: bool = False,
     ) -> None:
         """Multiply `turned` rows [sorts, rows, padded], at most `MOST_ROWS`."""
-        from tgi_trio.shard.torch_backend.kernels.trellis_products import multiply_turned
+        from tgi_trio.shard.torch_backend.kernels.linears.trellis_products import multiply_turned
 
         grid, sums, constants = self._prepare(turned[0], part, bias, tile.rows)
         multiply_turned[(1, 1) if only_one else grid](

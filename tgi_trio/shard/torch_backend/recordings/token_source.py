@@ -27,7 +27,9 @@ class TokenSource:
         ranks call this in the same steps. `ids` may be overwritten.
         """
         if self.chosen is not None:
-            from tgi_trio.shard.torch_backend.kernels.filling import fill_tokens  # imports Triton
+            from tgi_trio.shard.torch_backend.kernels.sampling.filling import (
+                fill_tokens,  # imports Triton
+            )
 
             filled, count = torch.empty_like(ids), len(ids)
             fill_tokens[(-(-count // _BLOCK),)](

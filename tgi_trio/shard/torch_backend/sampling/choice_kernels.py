@@ -8,8 +8,8 @@ from typing import Final
 import torch
 
 from tgi_trio.shard.sampling.base import WIDTHS
-from tgi_trio.shard.torch_backend.kernels import choosing, surveying
-from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
+from tgi_trio.shard.torch_backend.kernels.sampling import choosing, surveying
+from tgi_trio.shard.torch_backend.kernels.sampling.shortlisting import DEPTHS
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import limit_registers, overlap
 

@@ -14,7 +14,7 @@ from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, TopC
 
 _ID_BITS, _NOBODY = np.uint64(32), np.uint64((1 << 64) - 1)
 
-# Why a choice has no token, by the number that `kernels/surveying.py` writes.
+# Why a choice has no token, by the number that `kernels/sampling/surveying.py` writes.
 _WHY_NOT: Final = {
     1: "no token can follow: grammar, min_tokens, logit_bias and no_repeat_ngram_size forbid all",
     2: "the model's logits contain NaN at position {}",
@@ -80,7 +80,7 @@ def list_best(top_counts: TopCounts, listed: NDArray[np.int32]) -> Listed:
     """Return the choices' top tokens, best first, and lower ids first in ties.
 
     Tokens that tie with the last one wanted are included. `listed`: int32 [C, room, 2] from
-    `kernels/listing.py`.
+    `kernels/sampling/listing.py`.
     """
     # As uint64: the id, and above it the bits of a number that is not positive. Ascending order is
     # best first.

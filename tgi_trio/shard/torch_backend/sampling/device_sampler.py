@@ -1,12 +1,12 @@
 """Choosing tokens on the device, where the logits are, without waiting for the host.
 
 The sampling parameters are uploaded in one copy. Three kernels update counts
-(`kernels/counting.py`), edit and survey all scores (`kernels/surveying.py`), and choose for rows
-that the survey has not settled (`kernels/choosing.py`). Results come down in one copy, followed by
-an event. Tokens stay on the device for the next step, which may be launched before the host knows
-them; so do the counts. For the same logits the choice equals that of the host's sampler
-(`torch_sampler.Sampler`): random numbers are Philox of (seed, position), and every threshold is
-exact, however flat the distribution.
+(`kernels/sampling/counting.py`), edit and survey all scores (`kernels/sampling/surveying.py`), and
+choose for rows that the survey has not settled (`kernels/sampling/choosing.py`). Results come down
+in one copy, followed by an event. Tokens stay on the device for the next step, which may be
+launched before the host knows them; so do the counts. For the same logits the choice equals that of
+the host's sampler (`torch_sampler.Sampler`): random numbers are Philox of (seed, position), and
+every threshold is exact, however flat the distribution.
 
 Rows with a grammar or a watermark have masks (`choice_masks.py`).
 """
@@ -22,8 +22,8 @@ import torch
 
 from tgi_trio.ipc.frame_codec import fixed_array
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.torch_backend.kernels import counting
-from tgi_trio.shard.torch_backend.kernels.surveying import KEPT, NOBODY
+from tgi_trio.shard.torch_backend.kernels.sampling import counting
+from tgi_trio.shard.torch_backend.kernels.sampling.surveying import KEPT, NOBODY
 from tgi_trio.shard.torch_backend.sampling.choice_kernels import (
     LISTED,
     ChoiceKernels,
@@ -64,8 +64,8 @@ class Found:
     """What a step chose, on the device."""
 
     tokens: torch.Tensor  # float64 [C, 3]: token, log-probability, fault
-    # int32 [C, room, 2]: the top tokens of choices that list some, from `kernels.listing`; None if
-    # no choice does.
+    # int32 [C, room, 2]: the top tokens of choices that list some, from `kernels.sampling.listing`;
+    # None if no choice does.
     listed: torch.Tensor | None
     drafts: torch.Tensor | None = None  # int64 [C, heads] after each; None: no drafter here
 

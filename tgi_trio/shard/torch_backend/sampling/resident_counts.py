@@ -1,8 +1,8 @@
 """The slots in which the device counts sequences' tokens, and what it lacks. No tensor here.
 
-A sequence with penalties has a slot in the table that `kernels/counting.py` updates. The host sends
-the tokens that are not counted yet: all of them at first, later those that the device has not
-chosen itself, and during a steady decode none.
+A sequence with penalties has a slot in the table that `kernels/sampling/counting.py` updates. The
+host sends the tokens that are not counted yet: all of them at first, later those that the device
+has not chosen itself, and during a steady decode none.
 """
 
 from __future__ import annotations

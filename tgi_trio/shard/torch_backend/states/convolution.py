@@ -111,7 +111,7 @@ class CausalConvolution:
         gates: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Do the same in a kernel; `gates`: factors of `x`, and of the result."""
-        from tgi_trio.shard.torch_backend.kernels import convolving  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import convolving  # imports Triton
 
         launch = self.prepare(x, tails, steps, dtype=dtype, silu=silu, gates=gates)
         convolving.convolve[launch.grid](*launch.arguments, **launch.constants)
@@ -181,7 +181,7 @@ class PendingConvolution(BesideHeads):
         return self._convolution(self._x, self._tails, self._steps, silu=self._silu)
 
     def _launch_with(self, heads: HeadLaunch) -> torch.Tensor:
-        from tgi_trio.shard.torch_backend.kernels import beside_heads  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.attention import beside_heads  # imports Triton
 
         x = self._x
         own = self._convolution.prepare(x, self._tails, self._steps, dtype=x.dtype, silu=self._silu)

@@ -133,7 +133,7 @@ class DeltaRuleKernels:
         rows: torch.Tensor | None,
     ) -> None:
         """Move rows of one token; None: all are."""
-        from tgi_trio.shard.torch_backend.kernels import delta_rule  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import delta_rule  # imports Triton
 
         mixer, value = self._mixer, pad(self._mixer.value_dim)
         listed = (steps.reads, steps.reads) if rows is None else (rows, steps.spans()[0])
@@ -157,7 +157,7 @@ class DeltaRuleKernels:
         self, own: Projected, states: torch.Tensor, steps: StateSteps, tile: ChunkTile
     ) -> None:
         """Move the other rows; values in `own.mixed` become what is read of states."""
-        from tgi_trio.shard.torch_backend.kernels import delta_chunks  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import delta_chunks  # imports Triton
 
         mixer, cut, starts = self._mixer, steps.pieces(tile.tokens), steps.spans()[0]
         tokens, heads, key = len(own.mixed), self._heads, mixer.key_dim
@@ -195,12 +195,12 @@ class DeltaRuleKernels:
 
     def _walk(self, own: Projected, states: torch.Tensor, steps: StateSteps) -> None:
         """Move all rows token by token; values in `own.mixed` become what is read of states."""
-        from tgi_trio.shard.torch_backend.kernels import walking  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import token_by_token  # imports Triton
 
         mixer = self._mixer
         part = count_walked(pad(mixer.key_dim), pad(mixer.value_dim))
         grid = (len(steps.reads), self._heads, -(-mixer.value_dim // part))
-        walking.walk_delta_rule[grid](
+        token_by_token.walk_delta_rule[grid](
             *(own.mixed, own.beta, own.decay, *self._rates, states, *list_walked(steps)),
             mixer.key_dim**-0.5,
             mixer.beta_scale,
@@ -223,7 +223,7 @@ class DeltaRuleKernels:
 
         `places`: int32 [T] of tokens in their rows; None: what padding would have read is zero.
         """
-        from tgi_trio.shard.torch_backend.kernels import delta_chunks  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import delta_chunks  # imports Triton
 
         mixer, tokens = self._mixer, len(read)
         delta_chunks.open_outputs[(-(-tokens // TILE), self._heads)](

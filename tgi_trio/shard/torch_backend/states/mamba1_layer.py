@@ -106,7 +106,7 @@ class Mamba1Layer:
         steps: StateSteps,
     ) -> torch.Tensor:
         """Return what tokens read of their states, gated, in the dtype of `mixed` [T, channels]."""
-        from tgi_trio.shard.torch_backend.kernels import mamba1  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import mamba1  # imports Triton
 
         channels, state = mixed.shape[1], pad_dim(self.mixer.state_dim)
         sizes = {"CHANNELS": channels, "STATE": self.mixer.state_dim, "PADDED_STATE": state}
@@ -114,9 +114,9 @@ class Mamba1Layer:
         strides = gate.stride(0), dt.stride(0), selected.stride(0)
         read, (starts, *slots) = steps.new_results(mixed, channels), steps.slots()
         if self.invariant:
-            from tgi_trio.shard.torch_backend.kernels import walking
+            from tgi_trio.shard.torch_backend.kernels.states import token_by_token
 
-            walking.walk_mamba1[(len(steps.reads), -(-channels // CHANNELS))](
+            token_by_token.walk_mamba1[(len(steps.reads), -(-channels // CHANNELS))](
                 *(read, mixed, gate, dt, selected, *learned),
                 *(states, *list_walked(steps), *strides),
                 **sizes,
@@ -157,7 +157,7 @@ class Mamba1Layer:
         return torch.cat(parts, dim=-1)
 
     def _launch_norms(self, selected: torch.Tensor) -> torch.Tensor:
-        from tgi_trio.shard.torch_backend.kernels import mamba1  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import mamba1  # imports Triton
 
         rank, state, _ = self._parts
         out = torch.empty_like(selected)

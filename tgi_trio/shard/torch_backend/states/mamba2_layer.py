@@ -167,7 +167,7 @@ class Mamba2Layer:
         steps: StateSteps,
     ) -> torch.Tensor:
         """Return the same of inputs in the model's dtype; if there is no norm, gated and in it."""
-        from tgi_trio.shard.torch_backend.kernels import mamba2  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import mamba2  # imports Triton
 
         mixer, rows, heads = self.mixer, len(steps.reads), len(self.rate)
         starts, *slots = steps.slots()
@@ -190,9 +190,9 @@ class Mamba2Layer:
         own = (*learned, states, *slots, *numbers)
         grid = (rows, heads, -(-mixer.head_dim // part))
         if self.invariant:
-            from tgi_trio.shard.torch_backend.kernels import walking
+            from tgi_trio.shard.torch_backend.kernels.states import token_by_token
 
-            walking.walk_mamba2[grid](
+            token_by_token.walk_mamba2[grid](
                 *(read, mixed, gate, dt, *learned, states, *list_walked(steps), *numbers),
                 **constants,
                 num_warps=WARPS,
@@ -226,7 +226,7 @@ class Mamba2Layer:
     def _launch_norm(
         self, read: torch.Tensor, gate: torch.Tensor, norm: torch.Tensor
     ) -> torch.Tensor:
-        from tgi_trio.shard.torch_backend.kernels import mamba2  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import mamba2  # imports Triton
 
         size = self._parts[0] // self._groups
         out, padded = torch.empty_like(gate, memory_format=torch.contiguous_format), pad_dim(size)

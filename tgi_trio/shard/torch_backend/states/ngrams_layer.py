@@ -101,7 +101,7 @@ class NgramsLayer:
         self, both: torch.Tensor, streams: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Do what `_gate` does, in a kernel."""
-        from tgi_trio.shard.torch_backend.kernels import ngrams  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import ngrams  # imports Triton
 
         query_norm, key_norm, kernel_norm = self._norms
         gated, normed = torch.empty_like(streams), torch.empty_like(streams)
@@ -130,7 +130,7 @@ class NgramsLayer:
         steps: StateSteps,
     ) -> torch.Tensor:
         """Return decodes' hidden states with what their n-grams add, in a kernel."""
-        from tgi_trio.shard.torch_backend.kernels import ngrams  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import ngrams  # imports Triton
 
         out, channels = torch.empty_like(streams), streams.shape[1]
         ngrams.spread_ngrams[(len(streams), -(-channels // _BLOCK))](
@@ -170,7 +170,7 @@ class NgramsLayer:
         self, token_ids: torch.Tensor, tails: torch.Tensor, steps: StateSteps
     ) -> torch.Tensor:
         """Do what `find_rows` does for decodes, in a kernel."""
-        from tgi_trio.shard.torch_backend.kernels import ngrams  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import ngrams  # imports Triton
 
         own, heads = self._ngrams, self._rows.shape[1]
         found = token_ids.new_empty((len(token_ids), own.heads))

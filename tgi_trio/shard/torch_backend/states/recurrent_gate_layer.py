@@ -98,7 +98,7 @@ class RecurrentGateLayer:
         steps: StateSteps,
     ) -> torch.Tensor:
         """Return the states after all tokens of `own` [T, width], times the other branch."""
-        from tgi_trio.shard.torch_backend.kernels import recurrent_gate  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.states import recurrent_gate  # imports Triton
 
         (tokens, width), (heads, dim) = own.shape, self.entry.bias.shape
         many = FEW if apparent_rows(tokens, invariant=self.invariant) <= FEW else MANY
@@ -121,9 +121,9 @@ class RecurrentGateLayer:
         )
         recurrent_gate.open_gates[grid](entered, logarithms, *gates, tokens, **sizes)
         if self.invariant:
-            from tgi_trio.shard.torch_backend.kernels import walking
+            from tgi_trio.shard.torch_backend.kernels.states import token_by_token
 
-            walking.walk_gated[(len(steps.reads), -(-width // WALKED))](
+            token_by_token.walk_gated[(len(steps.reads), -(-width // WALKED))](
                 *(read, entered, logarithms, beside, states, *list_walked(steps)),
                 beside.stride(0),
                 CHANNELS=width,

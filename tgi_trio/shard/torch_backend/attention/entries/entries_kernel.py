@@ -25,10 +25,13 @@ from tgi_trio.shard.torch_backend.attention.paged.spans_kernel import (
     store_bounds,
     store_span,
 )
+from tgi_trio.shard.torch_backend.kernels.attention.interleaved_rotation import (
+    load_turns,
+    turn_neighbours,
+)
+from tgi_trio.shard.torch_backend.kernels.attention.selecting import find_seen
 from tgi_trio.shard.torch_backend.kernels.fused import normalise
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
-from tgi_trio.shard.torch_backend.kernels.selecting import find_seen
-from tgi_trio.shard.torch_backend.kernels.turning import load_turns, turn_neighbours
 
 
 # fmt: off

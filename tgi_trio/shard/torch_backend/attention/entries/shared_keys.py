@@ -11,7 +11,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels.shared_key import write_shared_keys
+from tgi_trio.shard.torch_backend.kernels.attention.shared_key import write_shared_keys
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.shared_key import SharedKey
 from tgi_trio.shard.torch_backend.padding import next_power_of_2

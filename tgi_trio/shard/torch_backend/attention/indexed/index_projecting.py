@@ -13,7 +13,7 @@ from tgi_trio.shard.torch_backend.attention.indexed.selecting import Asking
 from tgi_trio.shard.torch_backend.attention.paged.kv_writing import describe_latents
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import indexed_latents
+from tgi_trio.shard.torch_backend.kernels.attention import indexed_latents
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable

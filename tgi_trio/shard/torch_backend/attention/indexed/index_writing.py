@@ -13,7 +13,7 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged.kv_writing import count_heads, prepare_heads
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import index_keys as kernels
+from tgi_trio.shard.torch_backend.kernels.attention import index_keys as kernels
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable

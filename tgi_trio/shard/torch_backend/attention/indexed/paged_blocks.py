@@ -26,7 +26,7 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import block_scores
+from tgi_trio.shard.torch_backend.kernels.attention import block_scores
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable

@@ -16,7 +16,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.indexed.absorbing import PendingQueries
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import absorbing, index_scores, selecting
+from tgi_trio.shard.torch_backend.kernels.attention import absorbing, index_scores, selecting
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.padding import next_power_of_2

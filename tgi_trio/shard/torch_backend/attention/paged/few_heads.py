@@ -64,7 +64,9 @@ class HeadProjection(NamedTuple):
         Keys and values are written `to` the cache. `table`: as for
         `AttentionBackend.attend_projected`.
         """
-        from tgi_trio.shard.torch_backend.kernels.few_heads import multiply_heads  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels.attention.few_heads import (
+            multiply_heads,  # imports Triton
+        )
 
         linear, norm, steps = self
         x = x.contiguous()

@@ -7,8 +7,8 @@ from typing import Any, Final
 import torch
 
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels.latents import write_latents
-from tgi_trio.shard.torch_backend.kernels.rotating import rotate_and_write
+from tgi_trio.shard.torch_backend.kernels.attention.latents import write_latents
+from tgi_trio.shard.torch_backend.kernels.attention.rotating import rotate_and_write
 from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads, HeadLaunch
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections

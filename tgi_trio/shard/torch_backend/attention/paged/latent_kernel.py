@@ -20,9 +20,9 @@ from tgi_trio.shard.torch_backend.attention.paged.paged_kernel import (
     store_tile,
     weigh,
 )
-from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like
+from tgi_trio.shard.torch_backend.kernels.attention.eight_bits import decode_like
+from tgi_trio.shard.torch_backend.kernels.attention.index_scores import find_scale
 from tgi_trio.shard.torch_backend.kernels.fused import rotate
-from tgi_trio.shard.torch_backend.kernels.index_scores import find_scale
 
 
 # fmt: off

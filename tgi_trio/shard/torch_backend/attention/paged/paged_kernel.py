@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.activations import open_stored
-from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like
+from tgi_trio.shard.torch_backend.kernels.attention.eight_bits import decode_like
 from tgi_trio.shard.torch_backend.kernels.overlapping import fetch, let_next_begin, wait_for_earlier
 
 LOG2E = tl.constexpr(1.4426950408889634)

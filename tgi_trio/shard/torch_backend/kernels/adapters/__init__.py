@@ -1,0 +1,1 @@
+"""LoRA adapters of linear layers, and of the matrix that expands latents."""

@@ -1,0 +1,1 @@
+"""Speculative decoding on the device: prompt lookup and the verification of drafts."""

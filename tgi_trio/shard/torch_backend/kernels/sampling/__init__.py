@@ -1,0 +1,1 @@
+"""Sampling on the device: edits of scores, truncation, draws, and top tokens."""

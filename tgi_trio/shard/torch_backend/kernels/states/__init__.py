@@ -1,0 +1,1 @@
+"""Recurrences and convolutions over rows of any lengths (Mamba, delta rules), and n-grams."""
