@@ -90,7 +90,7 @@ ALTERNATIVES: Final[dict[str, dict[str, dict[str, object]]]] = {
         "4096 scores in registers": {"attention.indexed.selecting.READ": 4096},
     },
     "mixture": {  # eight are built in
-        f"{count} tiles side by side": {"layers.grouped_matrices.TOGETHER": count}
+        f"{count} tiles side by side": {"layers.experts.grouped_matrices.TOGETHER": count}
         for count in (1, 4, 16)
     },
 }

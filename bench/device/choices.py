@@ -30,7 +30,7 @@ CHOICES: Final[dict[str, tuple[str, object]]] = {
     "looking up at once": ("models.beginning._WORTH", 0.0),
     "measured shares": ("device_parts.choose_shares", _choose_nothing),
     "measured carve-outs": ("recordings.carveouts._WORTH", 0.0),
-    "the last norm in a product": ("layers.few_rows._WORTH_OF_NORM", 0.0),  # never worth it
+    "the last norm in a product": ("layers.linears.few_rows._WORTH_OF_NORM", 0.0),  # never worth it
     "early choices": ("sampling.choice_kernels.overlap", _begin_late),
 }
 ROWS: Final = (1, 2, 4, 16, 64)  # of decodes beside which those without a choice are seen

@@ -26,10 +26,10 @@ from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.attention.kinds import make_attention
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
 from tgi_trio.shard.torch_backend.device_parts import device_parts, rehearse_choices
-from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
-from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, encode
-from tgi_trio.shard.torch_backend.layers.trellis_linear import TrellisLinear
+from tgi_trio.shard.torch_backend.layers.linears.coded_linear import CodedLinear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.stored_codes import Codes, encode
+from tgi_trio.shard.torch_backend.layers.linears.trellis_linear import TrellisLinear
 from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner

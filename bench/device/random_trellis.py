@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from tgi_trio.model.quantised.exl3_layout import TILE, TURNED
-from tgi_trio.shard.torch_backend.layers.stored_trellis import Trellis, TrellisForm
+from tgi_trio.shard.torch_backend.layers.linears.stored_trellis import Trellis, TrellisForm
 
 EXL3: Final = "exl3"
 _HALF_BITS: Final = 6  # of a weight: 3 bits, for what such files are made

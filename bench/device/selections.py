@@ -24,7 +24,7 @@ def list_selections(device: torch.device, *, small: bool) -> Iterator[tuple[str,
         PagedAttention,  # it imports Triton
     )
     from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
-    from tgi_trio.shard.torch_backend.layers.index import choose_best
+    from tgi_trio.shard.torch_backend.layers.attention.index import choose_best
     from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
 
     cache = KVCache(KVShape(1, 1, 16), 2, torch.float32, device)

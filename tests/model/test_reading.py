@@ -13,7 +13,7 @@ from tests.model.support import write_json
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import RopeScaling, read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
 from tgi_trio.testing.checkpoints import tiny_values
 
 HEAD_DIM, POSITIONS = 16, 128

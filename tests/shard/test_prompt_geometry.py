@@ -27,7 +27,7 @@ from tgi_trio.shard.media.prompt_geometry import (
     shape_prompt,
     turn_by_grids,
 )
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
 
 FAMILIES = ["Qwen2VL", "Qwen2_5_VL", "Qwen3VL"]
 MERGE = 2

@@ -39,7 +39,10 @@ from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
 from tgi_trio.shard.checkpoint.unpacked import unpack_matrix
 from tgi_trio.shard.runner import Runner
-from tgi_trio.shard.torch_backend.layers.quantised_linear import QuantisedLinear, QuantisedWeight
+from tgi_trio.shard.torch_backend.layers.linears.quantised_linear import (
+    QuantisedLinear,
+    QuantisedWeight,
+)
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.checkpoints import make_checkpoint
 

@@ -9,18 +9,18 @@ import torch
 
 from tgi_trio.shard.torch_backend.kernels.adapters import latent_adapters, linear_adapters
 from tgi_trio.shard.torch_backend.kernels.experts import expert_adapters
-from tgi_trio.shard.torch_backend.layers.slotted_embeddings import (
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_embeddings import (
     ADDED_COLUMNS,
     ADDED_ROWS,
     COPIED,
 )
-from tgi_trio.shard.torch_backend.layers.slotted_experts import SPREAD
-from tgi_trio.shard.torch_backend.layers.slotted_latents import ROWS, choose_step
-from tgi_trio.shard.torch_backend.layers.slotted_linear import (
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_latents import ROWS, choose_step
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_linear import (
     RANKS_TOGETHER,
     AdapterTile,
     choose_adapter_tiles,
 )
+from tgi_trio.shard.torch_backend.layers.experts.slotted_experts import SPREAD
 from tgi_trio.testing.variant import BF16, EVEN, F16, F32, I32, I64, TYPES, Variant
 
 

@@ -21,7 +21,7 @@ from tgi_trio.shard.torch_backend.attention.paged.tiles import (
 from tgi_trio.shard.torch_backend.attention.paged.tiling import count_listed
 from tgi_trio.shard.torch_backend.kernels.attention import expanding
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
-from tgi_trio.shard.torch_backend.layers.expanding import choose_expanding_tile
+from tgi_trio.shard.torch_backend.layers.attention.expanding import choose_expanding_tile
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, F32, I32, TYPES, U8, Variant
 

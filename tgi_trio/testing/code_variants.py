@@ -10,18 +10,18 @@ import torch
 
 from tgi_trio.shard.torch_backend.kernels.experts import grouped_codes
 from tgi_trio.shard.torch_backend.kernels.linears import codes, few_codes, rounding, written_codes
-from tgi_trio.shard.torch_backend.layers.code_tiles import (
+from tgi_trio.shard.torch_backend.layers.experts.grouped_matrices import choose_group_tiles
+from tgi_trio.shard.torch_backend.layers.linears.code_tiles import (
     CodeTile,
     FewCodedTile,
     choose_few_tiles,
     choose_tiles,
 )
-from tgi_trio.shard.torch_backend.layers.coded_linear import (
+from tgi_trio.shard.torch_backend.layers.linears.coded_linear import (
     WRITTEN,
     count_units,
 )
-from tgi_trio.shard.torch_backend.layers.grouped_matrices import choose_group_tiles
-from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, Lows
+from tgi_trio.shard.torch_backend.layers.linears.stored_codes import KINDS, Lows
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, E4M3, EVEN, F16, F32, I8, I32, TYPES, U8, Variant
 

@@ -14,8 +14,8 @@ from tgi_trio.shard.torch_backend.attention.entries.shared_keys import COPIED, c
 from tgi_trio.shard.torch_backend.attention.paged.tiles import choose_entries_tile
 from tgi_trio.shard.torch_backend.kernels.attention import shared_key
 from tgi_trio.shard.torch_backend.kernels.streams import hyper_connections
-from tgi_trio.shard.torch_backend.layers import hyper_kernels
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.layers.streams import hyper_kernels
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS, Generation
 from tgi_trio.testing.variant import BF16, F32, I32, I64, TYPES, Variant

@@ -22,7 +22,10 @@ from tgi_trio.shard.torch_backend.kernels.linears import any_rows
 from tgi_trio.shard.torch_backend.kernels.sampling import log_totals
 from tgi_trio.shard.torch_backend.kernels.states import token_by_token
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
-from tgi_trio.shard.torch_backend.layers.plain_product import choose_any_tile, count_input_parts
+from tgi_trio.shard.torch_backend.layers.linears.plain_product import (
+    choose_any_tile,
+    count_input_parts,
+)
 from tgi_trio.shard.torch_backend.prompt_logprobs import TOTALS_BLOCK
 from tgi_trio.shard.torch_backend.states.delta_rule_kernels import pad
 from tgi_trio.shard.torch_backend.states.walking import CHANNELS, WARPS, count_walked

@@ -12,7 +12,11 @@ from tgi_trio.shard.torch_backend.kernels import activations, beginning, fused
 from tgi_trio.shard.torch_backend.kernels.attention import few_heads, latents, rotating
 from tgi_trio.shard.torch_backend.kernels.linears import few_rows, several_rows
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
-from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile, choose_several_tile
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import (
+    WARPS,
+    choose_few_tile,
+    choose_several_tile,
+)
 from tgi_trio.shard.torch_backend.layers.opening import BLOCK as OPENED
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.padding import next_power_of_2

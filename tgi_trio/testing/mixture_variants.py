@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from tgi_trio.shard.torch_backend.kernels import combining
 from tgi_trio.shard.torch_backend.kernels.experts import grouped, weighing
 from tgi_trio.shard.torch_backend.kernels.experts import routing as routing_kernel
-from tgi_trio.shard.torch_backend.layers.grouped_experts import (
+from tgi_trio.shard.torch_backend.layers.experts.grouped_experts import (
     router_tile,
     router_warps,
     tokens_of_a_program,
 )
-from tgi_trio.shard.torch_backend.layers.grouped_matrices import TOGETHER, choose_group_tile
+from tgi_trio.shard.torch_backend.layers.experts.grouped_matrices import TOGETHER, choose_group_tile
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, F32, I32, TYPES, Variant

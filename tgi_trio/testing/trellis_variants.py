@@ -9,7 +9,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.kernels.experts import grouped_trellis
 from tgi_trio.shard.torch_backend.kernels.linears import trellis_inputs, trellis_products
-from tgi_trio.shard.torch_backend.layers.trellis_tiles import (
+from tgi_trio.shard.torch_backend.layers.linears.trellis_tiles import (
     FEW,
     TURN_WARPS,
     TURNED_ROWS,

@@ -40,7 +40,8 @@ from tgi_trio.shard.runner import Runner  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters import device_adapters  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import code_tiles, coded_linear, slotted_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapters import slotted_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears import code_tiles, coded_linear  # noqa: E402
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner  # noqa: E402
 from tgi_trio.testing import stand_in_driver  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402

@@ -44,7 +44,7 @@ from tgi_trio.shard.cpu_backend.tables import (
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.cpu_backend.variant import narrowed
 from tgi_trio.shard.cpu_backend.weight_layout import Storage
-from tgi_trio.shard.torch_backend.layers.routing import route
+from tgi_trio.shard.torch_backend.layers.experts.routing import route
 
 PROMPTS = prompts(16)
 FAMILY = "qwen2_moe"  # which has dense layers, a shared expert and a router of that

@@ -15,7 +15,7 @@ from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import generated, prompts, run, sequences
 from tgi_trio.model.specs.decoder import RotaryKind, RotarySpec
 from tgi_trio.shard.cpu_backend.rotary_tables import RotaryTables
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
 
 PROMPTS = prompts(8)[2:]
 LONG: dict[str, Any] = {

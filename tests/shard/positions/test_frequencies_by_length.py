@@ -11,7 +11,7 @@ import torch
 
 from tgi_trio.model.specs.decoder import RotaryKind, RotarySpec
 from tgi_trio.shard.positions.rotary_frequencies import compute_frequencies
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
 
 DIM, LIMIT = 16, 40
 LONG: dict[str, Any] = {

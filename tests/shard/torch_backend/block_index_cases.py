@@ -13,9 +13,9 @@ from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape, KVSize
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 
 HEADS, KV_HEADS, DIM, INDEX_DIM = 6, 2, 16, 24
 INDEX = 1  # the layer of the cache with index keys

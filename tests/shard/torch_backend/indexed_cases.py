@@ -12,11 +12,11 @@ from tgi_trio.model.specs.decoder import IndexSpec, LatentSpec, RotarySpec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
-from tgi_trio.shard.torch_backend.layers.index import TokenIndex
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.attention.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 
 HEADS, RANK, QUERY = 5, 24, 12
 

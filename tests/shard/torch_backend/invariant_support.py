@@ -35,7 +35,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.attention.paged import spans
-from tgi_trio.shard.torch_backend.layers import coded_linear, plain_product
+from tgi_trio.shard.torch_backend.layers.linears import coded_linear, plain_product
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.stand_in_device import StandInDevice
 

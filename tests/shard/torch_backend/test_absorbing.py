@@ -7,7 +7,7 @@ import torch
 
 from tests.shard.torch_backend.indexed_cases import Case, list_steps
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
 
 need_triton()
 

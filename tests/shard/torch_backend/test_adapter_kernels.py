@@ -22,13 +22,13 @@ from tgi_trio.shard.torch_backend.adapters.step_tiles import (  # noqa: E402
     list_tiles,
     most_tiles,
 )
-from tgi_trio.shard.torch_backend.layers import slotted_linear  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.adapter_layout import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapters import slotted_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapters.adapter_layout import (  # noqa: E402
     ENTRY,
     SitePlace,
     SlotLayout,
 )
-from tgi_trio.shard.torch_backend.layers.slotted_linear import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_linear import (  # noqa: E402
     AdapterTile,
     SlotMemory,
     add_adapters,

@@ -12,7 +12,7 @@ from torch.nn import functional
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.models_support import plan, sequence, tables
 from tgi_trio.model.specs.decoder import RotarySpec
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
 from tgi_trio.shard.torch_backend.models.attending import make_tables
 from tgi_trio.shard.torch_backend.models.beginning import Beginning, Begun
 from tgi_trio.shard.torch_backend.models.decoder import Decoder

@@ -12,11 +12,11 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.states.rows_support import Slots
 from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.torch_backend.layers import detour
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.detour import PendingExpansion, expansion_constants
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.states import convolution
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution, PendingConvolution
 

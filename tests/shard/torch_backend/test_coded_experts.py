@@ -14,7 +14,7 @@ from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.torch_backend.layers import mlp as layers_mlp
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 
 need_triton()
@@ -24,7 +24,7 @@ from tests.shard.torch_backend.test_coded_products import (  # noqa: E402
     numbers_of,
     some_parts,
 )
-from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.coded_linear import CodedLinear  # noqa: E402
 
 HIDDEN, WIDTH, COUNT = 96, 64, 4
 SPEC = ExpertsSpec(width=WIDTH, count=COUNT, per_token=2, normalise=True)

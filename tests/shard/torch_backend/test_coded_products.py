@@ -29,9 +29,9 @@ from tgi_trio.shard.checkpoint.unpacked import (
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.layers import code_tiles, coded_linear  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.stored_codes import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears import code_tiles, coded_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.coded_linear import CodedLinear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.stored_codes import (  # noqa: E402
     KINDS,
     Codes,
     encode,

@@ -32,12 +32,8 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     start,
 )
 from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import (  # noqa: E402
-    code_tiles,
-    coded_linear,
-    grouped_matrices,
-    grouping,
-)
+from tgi_trio.shard.torch_backend.layers.experts import grouped_matrices, grouping  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears import code_tiles, coded_linear  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(2, longest=BLOCK + 4)

@@ -24,8 +24,8 @@ from tgi_trio.ipc.shard_settings import ShardSettings  # noqa: E402
 from tgi_trio.model.config import read_config  # noqa: E402
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged import few_heads, split_kv  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears import few_rows, lone_shares  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.joined import JoinedLinears  # noqa: E402
 from tgi_trio.shard.torch_backend.models import beginning  # noqa: E402
 from tgi_trio.shard.torch_backend.models.layer import Layer  # noqa: E402
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner  # noqa: E402

@@ -12,7 +12,7 @@ import torch
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.models_support import BLOCK, prompts
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
 
 need_triton()
 

@@ -34,8 +34,8 @@ need_triton()
 from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (Triton's)
 from tests.shard.torch_backend.stand_in_support import agree, drive, start  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import trellis_linear  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.trellis_linear import TrellisLinear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears import trellis_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.trellis_linear import TrellisLinear  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 

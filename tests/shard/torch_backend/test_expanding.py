@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, launch_to_compile, need_triton
-from tgi_trio.shard.torch_backend.layers import expanding
-from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts, expand_values
+from tgi_trio.shard.torch_backend.layers.attention import expanding
+from tgi_trio.shard.torch_backend.layers.attention.expanding import AttendedParts, expand_values
 
 need_triton()
 

@@ -11,15 +11,15 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton, sum_in_or
 need_triton()
 
 from tgi_trio.shard.torch_backend.adapters.step_tiles import list_tiles  # noqa: E402  (Triton)
-from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, UNIT, SitePlace  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.grouped_matrices import Routed  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.slotted_experts import (  # noqa: E402
-    SlottedExperts,
-    first_places,
-)
-from tgi_trio.shard.torch_backend.layers.slotted_linear import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapters.adapter_layout import ENTRY, UNIT, SitePlace  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_linear import (  # noqa: E402
     SlotMemory,
     choose_adapter_tiles,
+)
+from tgi_trio.shard.torch_backend.layers.experts.grouped_matrices import Routed  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.experts.slotted_experts import (  # noqa: E402
+    SlottedExperts,
+    first_places,
 )
 
 EXPERTS, EACH, SLOTS, TOKENS = 5, 2, 3, 37

@@ -30,14 +30,15 @@ from tgi_trio.shard.torch_backend.attention.paged.few_heads import (
 )
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
-from tgi_trio.shard.torch_backend.layers import few_rows, residual
+from tgi_trio.shard.torch_backend.layers import residual
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.few_rows import project
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears import few_rows
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import project
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import Addends
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
 
 need_triton()

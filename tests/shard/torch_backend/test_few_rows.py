@@ -10,11 +10,12 @@ import torch
 from torch.nn import functional
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.shard.torch_backend.layers import few_rows, residual
+from tgi_trio.shard.torch_backend.layers import residual
 from tgi_trio.shard.torch_backend.layers.activation import Activation
-from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project, project_normed
 from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears import few_rows
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import Projection, project, project_normed
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import Addends
 

@@ -17,7 +17,7 @@ from tgi_trio.shard.torch_backend.attention.flash import FlashAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads, HeadLaunch
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads, HeadLaunch
 
 SHAPE = KVShape(2, KV_HEADS, 64)
 

@@ -10,17 +10,17 @@ import torch
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.decoder import LatentSpec, QueryScale, RotarySpec
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, Xielu
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import (
     Addends,
     add_and_normalise,
     add_normalise_and_widen,
 )
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 
 need_triton()
 

@@ -10,12 +10,17 @@ import torch
 
 from tests.shard.torch_backend.experts_support import some_experts
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.shard.torch_backend.layers import gated_streams, norm_gate, opening, residual
-from tgi_trio.shard.torch_backend.layers.gated_streams import LayerOutput, StreamGates, StreamNorm
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers import norm_gate, opening, residual
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
 from tgi_trio.shard.torch_backend.layers.residual import Addends
+from tgi_trio.shard.torch_backend.layers.streams import gated_streams
+from tgi_trio.shard.torch_backend.layers.streams.gated_streams import (
+    LayerOutput,
+    StreamGates,
+    StreamNorm,
+)
 
 need_triton()
 

@@ -23,7 +23,7 @@ from tgi_trio.model.matrices.references import (
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
 from tgi_trio.shard.checkpoint.lookup import Checkpoint
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 from tgi_trio.shard.torch_backend.weights import WeightSource
 

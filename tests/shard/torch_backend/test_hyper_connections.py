@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from tgi_trio.model.specs.decoder import HyperSpec
-from tgi_trio.shard.torch_backend.layers.hyper import (
+from tgi_trio.shard.torch_backend.layers.streams.hyper_connections import (
     HyperConnection,
     HyperEnds,
     HyperStates,
     balance,
 )
-from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
+from tgi_trio.shard.torch_backend.layers.streams.hyper_weights import HyperWeights
 
 SPEC = HyperSpec(count=2, iterations=20, eps=1e-6)
 

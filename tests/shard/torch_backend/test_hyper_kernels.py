@@ -10,14 +10,18 @@ import torch
 from tests.shard.torch_backend.experts_support import some_experts
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.decoder import HyperSpec, NormKind
-from tgi_trio.shard.torch_backend.layers.hyper import HyperConnection, HyperEnds, HyperStates
-from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.streams.hyper_connections import (
+    HyperConnection,
+    HyperEnds,
+    HyperStates,
+)
+from tgi_trio.shard.torch_backend.layers.streams.hyper_weights import HyperWeights
 
 need_triton()
 
 from tgi_trio.shard.torch_backend.kernels.streams import hyper_connections as kernels  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import hyper_kernels  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.streams import hyper_kernels  # noqa: E402
 
 HIDDEN = 40
 

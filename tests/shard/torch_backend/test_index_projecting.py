@@ -21,8 +21,8 @@ from tgi_trio.shard.torch_backend.attention.indexed.index_projecting import (  #
 )
 from tgi_trio.shard.torch_backend.attention.indexed.selecting import score_units  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.index import IndexQueries, score_keys  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.log_scale import LogScale  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.attention.index import IndexQueries, score_keys  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.attention.log_scale import LogScale  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.norm import Norm  # noqa: E402
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,12 @@ import torch
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import load, prompts, run, sequences
 from tgi_trio.model.specs.block_index import BlockIndexSpec
-from tgi_trio.shard.torch_backend.layers.block_index import score_blocks
-from tgi_trio.shard.torch_backend.layers.index import IndexQueries, choose_best, score_keys
+from tgi_trio.shard.torch_backend.layers.attention.block_index import score_blocks
+from tgi_trio.shard.torch_backend.layers.attention.index import (
+    IndexQueries,
+    choose_best,
+    score_keys,
+)
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -27,7 +27,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
 )
 from tgi_trio.shard.torch_backend.attention.indexed import paged_blocks, selecting  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged import spans  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import hyper_kernels  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.streams import hyper_kernels  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
 

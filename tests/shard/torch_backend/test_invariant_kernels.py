@@ -14,14 +14,14 @@ from tests.shard.torch_backend.test_coded_products import coded, some_parts
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape, KVSize
+from tgi_trio.shard.torch_backend.layers.linears.stored_codes import KINDS as CODES
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS as CODES
 
 need_triton()
 
 from tgi_trio.shard.torch_backend.attention.paged import paged_attention, spans  # noqa: E402  (Triton)
-from tgi_trio.shard.torch_backend.layers import coded_linear, plain_product  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears import coded_linear, plain_product  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.coded_linear import CodedLinear  # noqa: E402
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptPart  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -21,7 +21,8 @@ from tests.shard.torch_backend.invariant_support import (  # noqa: E402  (it imp
     Crowd,
     small_parts,  # noqa: F401  (a fixture)
 )
-from tgi_trio.shard.torch_backend.layers import gating, streams  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import gating  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.streams import alternating_updates  # noqa: E402
 
 Checkpoint = Callable[..., Path]
 
@@ -55,7 +56,8 @@ def test_recorded_steps_and_drafts_say_what_launched_ones_say(checkpoint: Checkp
 
 
 @pytest.mark.parametrize(
-    ("module", "reason"), [(streams, "hidden states are too large"), (gating, "torch cuts gates")]
+    ("module", "reason"),
+    [(alternating_updates, "hidden states are too large"), (gating, "torch cuts gates")],
 )
 def test_what_torch_computes_is_refused(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, module: ModuleType, reason: str

@@ -14,10 +14,10 @@ from tests.shard.torch_backend.test_coded_products import (  # noqa: E402  (Trit
     some_parts,
     some_rows,
 )
-from tgi_trio.shard.torch_backend.layers import joined, plain_product  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.joined import join_linears  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.linear import Linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears import joined, plain_product  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.coded_linear import CodedLinear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.joined import join_linears  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear  # noqa: E402
 
 FLOAT = torch.float32
 

@@ -18,7 +18,7 @@ from tests.shard.torch_backend.models_support import BLOCK, plan, sequence, tabl
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape, KVSize
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.opening import open_values
 
 need_triton()

@@ -12,9 +12,9 @@ need_triton()
 
 from tgi_trio.model.specs.decoder import LatentSpec  # noqa: E402  (Triton)
 from tgi_trio.shard.torch_backend.adapters.step_tiles import list_tiles  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, UNIT, SitePlace  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.slotted_latents import SlottedHeads  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.slotted_linear import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapters.adapter_layout import ENTRY, UNIT, SitePlace  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_latents import SlottedHeads  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_linear import (  # noqa: E402
     SlotMemory,
     choose_adapter_tiles,
 )

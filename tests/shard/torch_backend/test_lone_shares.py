@@ -12,15 +12,15 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.torch_backend.attention.interface import HeadPlaces
 from tgi_trio.shard.torch_backend.attention.paged.few_heads import HeadProjection, choose_pairs
-from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares
-from tgi_trio.shard.torch_backend.layers.few_rows import FewTile, choose_few_tile, project
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.lone_shares import choose_shares, give_shares
+from tgi_trio.shard.torch_backend.layers.linears import few_rows, lone_shares
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import FewTile, choose_few_tile, project
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.lone_shares import choose_shares, give_shares
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import Addends
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 
 need_triton()
 

@@ -27,7 +27,7 @@ from tgi_trio.shard.torch_backend.attention.indexed.reference_blocks import Bloc
 from tgi_trio.shard.torch_backend.attention.indexed.reference_pooled import PooledAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionKind, AttentionNeeds
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
-from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex, score_blocks
+from tgi_trio.shard.torch_backend.layers.attention.block_index import BlockIndex, score_blocks
 
 need_triton()
 

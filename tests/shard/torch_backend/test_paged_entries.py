@@ -25,15 +25,15 @@ from tgi_trio.shard.torch_backend.attention.indexed import selecting  # noqa: E4
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged import split_kv  # noqa: E402  (they import Triton)
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape, KVSize  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.compressor import Compressor  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.linear import Linear  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.norm import Norm  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.shared_key import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.attention.compressor import Compressor  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.attention.shared_key import (  # noqa: E402
     Entries,
     EntryIndex,
     SharedKey,
 )
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.norm import Norm  # noqa: E402
 
 HEADS, DIM, RANK, INDEX_HEADS, INDEX_DIM = 5, 24, 20, 3, 12
 TURNED = RotarySpec(

@@ -16,8 +16,8 @@ from tgi_trio.shard.torch_backend.attention.indexed.reference_tokens import Inde
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, AttentionNeeds
 from tgi_trio.shard.torch_backend.attention.kinds import make_attention, make_capturable
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
-from tgi_trio.shard.torch_backend.layers.index import TokenIndex
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
 from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
 from tgi_trio.shard.torch_backend.recordings.mixed_plans import MixedSize, idle_step
 from tgi_trio.shard.torch_backend.staging import Sheet, Staging, packed_size

@@ -25,7 +25,7 @@ from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.indexed.reference_pooled import PooledAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
+from tgi_trio.shard.torch_backend.layers.attention.pooled_index import PooledIndex
 
 need_triton()
 

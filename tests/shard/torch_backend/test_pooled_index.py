@@ -12,8 +12,8 @@ import torch
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import load, prompts, run, sequences
 from tgi_trio.model.specs.pooled_index import PooledIndexSpec
+from tgi_trio.shard.torch_backend.layers.attention.pooled_index import PooledIndex, score_pooled
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex, score_pooled
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")

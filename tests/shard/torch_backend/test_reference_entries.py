@@ -20,7 +20,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.shard.torch_backend.attention.entries import reference_entries
 from tgi_trio.shard.torch_backend.attention.indexed import reference_groups
-from tgi_trio.shard.torch_backend.layers.compressor import Compressor
+from tgi_trio.shard.torch_backend.layers.attention.compressor import Compressor
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 Checkpoint = Callable[..., Path]

@@ -19,7 +19,8 @@ from tgi_trio.model.config import read_config
 from tgi_trio.shard.torch_backend import device_parts, torch_loading, torch_runner
 from tgi_trio.shard.torch_backend.attention.paged import split_kv
 from tgi_trio.shard.torch_backend.compiling.ahead import ZeroedMemory
-from tgi_trio.shard.torch_backend.layers import coded_linear, slotted_linear
+from tgi_trio.shard.torch_backend.layers.adapters import slotted_linear
+from tgi_trio.shard.torch_backend.layers.linears import coded_linear
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 need_triton()

@@ -12,16 +12,16 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.torch_backend.layers import mlp as layers_mlp
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
+from tgi_trio.shard.torch_backend.layers.experts.routing import route
 from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
-from tgi_trio.shard.torch_backend.layers.routing import route
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.layers import grouped_experts  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.grouped_matrices import PlainMatrices, Routed  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.experts import grouped_experts  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.experts.grouped_experts import GroupedExperts  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.experts.grouped_matrices import PlainMatrices, Routed  # noqa: E402
 
 HIDDEN, WIDTH = 24, 40
 ROUTINGS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAt
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch  # noqa: E402
 from tgi_trio.shard.torch_backend.kernels.attention import selecting as kernels  # noqa: E402
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.index import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.attention.index import (  # noqa: E402
     IndexQueries,
     choose_best,
     score_keys,

@@ -11,20 +11,20 @@ from torch.nn import functional
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.decoder import NormKind, StreamsSpec
-from tgi_trio.shard.torch_backend.layers import (
-    gating,
-    opening,
-    per_layer_inputs,
-    plain_product,
-    streams,
-)
+from tgi_trio.shard.torch_backend.layers import gating, opening, per_layer_inputs
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, SparseActivation
 from tgi_trio.shard.torch_backend.layers.gating import Gate, open_own
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears import plain_product
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInput
-from tgi_trio.shard.torch_backend.layers.stream_parts import Added, Routing
-from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams, holds_streams
+from tgi_trio.shard.torch_backend.layers.streams import alternating_updates
+from tgi_trio.shard.torch_backend.layers.streams.alternating_parts import Added, Routing
+from tgi_trio.shard.torch_backend.layers.streams.alternating_updates import (
+    LayerStreams,
+    Streams,
+    holds_streams,
+)
 
 need_triton()
 
@@ -63,7 +63,7 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 def in_kernels(patch: pytest.MonkeyPatch) -> None:
-    for module in (streams, gating, opening, plain_product):
+    for module in (alternating_updates, gating, opening, plain_product):
         patch.setattr(module, "runs_kernels", lambda device: True)
 
 

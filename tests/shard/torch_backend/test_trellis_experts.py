@@ -19,20 +19,20 @@ from tgi_trio.shard.checkpoint.formats.exl3 import read_rings
 from tgi_trio.shard.torch_backend.layers import mlp as layers_mlp
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 
 need_triton()
 
 from tests.shard.torch_backend.test_coded_experts import check, some  # noqa: E402  (Triton's)
 from tgi_trio.shard.torch_backend.kernels.experts.grouped_trellis import turn_groups  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import grouped_trellis  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.grouped_trellis import TrellisMatrices  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.stored_trellis import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.experts import grouped_trellis  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.experts.grouped_trellis import TrellisMatrices  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.stored_trellis import (  # noqa: E402
     Trellis,
     encode_rings,
 )
-from tgi_trio.shard.torch_backend.layers.trellis_linear import TrellisLinear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.trellis_linear import TrellisLinear  # noqa: E402
 
 HIDDEN, WIDTH, COUNT = 200, 128, 4  # what goes in and comes out is padded
 SPEC = ExpertsSpec(width=WIDTH, count=COUNT, per_token=2, normalise=True)

@@ -30,7 +30,7 @@ from tgi_trio.shard.torch_backend.layers import (  # noqa: E402
 )
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, Activation  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.gating import Gate, activate  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.stored_trellis import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.stored_trellis import (  # noqa: E402
     join_trellises,
 )
 

@@ -33,15 +33,12 @@ from tests.shard.torch_backend.trellis_support import (  # noqa: E402
     some_rows,
     write_for_library,
 )
-from tgi_trio.shard.torch_backend.layers import (  # noqa: E402
-    trellis_inputs,
-    trellis_linear,
-)
-from tgi_trio.shard.torch_backend.layers.stored_trellis import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears import trellis_inputs, trellis_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.stored_trellis import (  # noqa: E402
     join_trellises,
 )
-from tgi_trio.shard.torch_backend.layers.trellis_inputs import list_products  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.trellis_linear import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.trellis_inputs import list_products  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.trellis_linear import (  # noqa: E402
     count_parts,
 )
 from tgi_trio.testing.sanitizer.sanitizer import Sanitizer  # noqa: E402

@@ -64,11 +64,11 @@ def device(
         spans,
         split_kv,
     )
-    from tgi_trio.shard.torch_backend.layers import (
+    from tgi_trio.shard.torch_backend.layers.attention import expanding
+    from tgi_trio.shard.torch_backend.layers.experts import grouped_experts
+    from tgi_trio.shard.torch_backend.layers.linears import (
         coded_linear,
-        expanding,
         few_rows,
-        grouped_experts,
         lone_shares,
         plain_product,
     )

@@ -21,14 +21,12 @@ from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.layers import (  # noqa: E402
-    trellis_linear,
-)
-from tgi_trio.shard.torch_backend.layers.stored_trellis import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears import trellis_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.stored_trellis import (  # noqa: E402
     Trellis,
     encode_rings,
 )
-from tgi_trio.shard.torch_backend.layers.trellis_linear import (  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.linears.trellis_linear import (  # noqa: E402
     TrellisLinear,
 )
 

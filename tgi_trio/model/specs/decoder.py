@@ -48,7 +48,7 @@ QkvLayout = Literal["separate", "stacked", "grouped"]
 #   rows:   [outputs, inputs], all gates, then all ups
 GateUpLayout = Literal["turns", "halves", "rows"]
 
-# How a token chooses its experts, see `torch_backend/layers/routing.py`.
+# How a token chooses its experts, see `torch_backend/layers/experts/routing.py`.
 Routing = Literal[
     "softmax",
     "biased-softmax",

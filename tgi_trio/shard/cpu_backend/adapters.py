@@ -130,7 +130,7 @@ class _Packing:
 
         The linear's outputs are, head by head, what keys and then what values have. Keys are
         multiplied by columns of B first and then by A, values the other way round; see
-        `torch_backend/layers/adapted_latents.py`. All heads share A.
+        `torch_backend/layers/adapters/adapted_latents.py`. All heads share A.
         """
         (part,) = parts
         rank, low = len(part.a), -(-len(part.a) // LANES) * LANES

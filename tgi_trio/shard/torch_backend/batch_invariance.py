@@ -5,7 +5,7 @@ share the inputs. Tiles and shares are chosen by the number of rows, since what 
 slow for many. Where a model is `invariant` (`--batch-invariant`), those who choose are told of the
 same number at every step, so that a token is computed in the same way alone and in a crowd, in any
 chunk of its prompt, decoded or computed anew. What a library multiplies is then multiplied by
-kernels of ours (`layers/plain_product.py`), and nothing is chosen by measuring.
+kernels of ours (`layers/linears/plain_product.py`), and nothing is chosen by measuring.
 
 Whether it is, the parts of a model are told as they are loaded (`WeightSource.invariant`, and
 `LoadTarget.invariant` for what has no weights). What drafts tokens is not told: other drafts

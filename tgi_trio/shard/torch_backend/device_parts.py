@@ -27,13 +27,13 @@ from tgi_trio.shard.torch_backend.attention.paged.few_heads import (
 from tgi_trio.shard.torch_backend.compiling.ahead import rehearse_early
 from tgi_trio.shard.torch_backend.drafting.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.drafting.heads import TorchHeads
-from tgi_trio.shard.torch_backend.layers.few_rows import (
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import (
     Projection,
     Seconds,
     choose_for_few_rows,
 )
-from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.lone_shares import choose_shares, give_shares
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.lone_shares import choose_shares, give_shares
 from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.models.beginning import Begin, Beginning
 from tgi_trio.shard.torch_backend.models.decoder import Ranks

@@ -50,7 +50,7 @@ class RowImages:
 
 class RecordedCrossTokens(Protocol):
     """The tokens of a recorded step that attend to images; see `CrossTokens` in
-    `layers/cross_attention.py`."""
+    `layers/attention/cross_attention.py`."""
 
     def cast(self, dtype: torch.dtype) -> Any:
         """Return the `CrossTokens` for hidden states of a dtype."""

@@ -23,12 +23,15 @@ from tgi_trio.shard.checkpoint.lookup import Checkpoint, read_bias, read_linear,
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 from tgi_trio.shard.checkpoint.unpacked import UNPACKED_CODINGS, UnpackedMatrix, unpack_matrix
-from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
-from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.quantised_linear import QuantisedLinear, QuantisedWeight
-from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, encode
-from tgi_trio.shard.torch_backend.layers.stored_trellis import encode_rings
-from tgi_trio.shard.torch_backend.layers.trellis_linear import TrellisLinear
+from tgi_trio.shard.torch_backend.layers.linears.coded_linear import CodedLinear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.quantised_linear import (
+    QuantisedLinear,
+    QuantisedWeight,
+)
+from tgi_trio.shard.torch_backend.layers.linears.stored_codes import Codes, encode
+from tgi_trio.shard.torch_backend.layers.linears.stored_trellis import encode_rings
+from tgi_trio.shard.torch_backend.layers.linears.trellis_linear import TrellisLinear
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.states import rows_support
 from tests.shard.torch_backend.states.rows_support import Slots, refill, send
 from tgi_trio.model.specs.mixers import DeltaRule
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.states import convolution, delta_rule_layer
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.delta_rule_kernels import DeltaRuleKernels, Projected

@@ -7,8 +7,8 @@ import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.ngrams import NgramsSpec, draw_factors, find_primes
-from tgi_trio.shard.torch_backend.layers.gated_streams import StreamNorm
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
+from tgi_trio.shard.torch_backend.layers.streams.gated_streams import StreamNorm
 from tgi_trio.shard.torch_backend.states import ngrams_layer
 from tgi_trio.shard.torch_backend.states.ngrams_layer import NgramsLayer
 from tgi_trio.shard.torch_backend.states.steps import StateSteps

@@ -16,7 +16,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import Recurre
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.mixers import Mamba1, Mamba2
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.states import (
     convolution,
     mamba1_layer,

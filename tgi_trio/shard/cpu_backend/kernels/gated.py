@@ -1,8 +1,9 @@
 """Several hidden states of a token, of which gates let each part of a layer read something.
 
-They are those of `torch_backend/layers/gated_streams.py`. A row of STREAMS holds all of a token's
-states. Gates are a product of low rank with all states, each normalised by itself, so linear layers
-are between SETTLE and MIX. What a part has said stays in BRANCH until the next SETTLE.
+They are those of `torch_backend/layers/streams/gated_streams.py`. A row of STREAMS holds all of a
+token's states. Gates are a product of low rank with all states, each normalised by itself, so
+linear layers are between SETTLE and MIX. What a part has said stays in BRANCH until the next
+SETTLE.
 """
 
 from __future__ import annotations

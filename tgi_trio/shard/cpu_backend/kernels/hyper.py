@@ -1,7 +1,8 @@
 """Several hidden states of a token, each part of a layer between a sum of them and all of them.
 
-They are those of `torch_backend/layers/hyper.py`, without a mixture. A row of STREAMS holds all of
-a token's states; the sum that a part reads is in HIDDEN, and what it says comes from BRANCH.
+They are those of `torch_backend/layers/streams/hyper_connections.py`, without a mixture. A row of
+STREAMS holds all of a token's states; the sum that a part reads is in HIDDEN, and what it says
+comes from BRANCH.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Several hidden states of a token, which every part of a layer mixes as well as it adds to them.
 
-They are those of `torch_backend/layers/hyper.py` with a mixture, whose weights are made doubly
-stochastic (Sinkhorn and Knopp). A row of SHARES has them behind the weights of `hyper.py`.
+They are those of `torch_backend/layers/streams/hyper_connections.py` with a mixture, whose weights
+are made doubly stochastic (Sinkhorn and Knopp). A row of SHARES has them behind the weights of
+`hyper.py`.
 """
 
 from __future__ import annotations

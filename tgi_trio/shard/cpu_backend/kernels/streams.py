@@ -1,7 +1,7 @@
 """Several hidden states (streams) of a token, of which layers compute one (AltUp).
 
-They are those of `torch_backend/layers/streams.py`. A row of STREAMS holds all of a token's
-streams; the one that layers compute is in HIDDEN as well.
+They are those of `torch_backend/layers/streams/alternating_updates.py`. A row of STREAMS holds all
+of a token's streams; the one that layers compute is in HIDDEN as well.
 """
 
 from __future__ import annotations

@@ -38,18 +38,18 @@ from tgi_trio.shard.torch_backend.adapters.torch_adapters import (
     wrap_layers,
 )
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
-from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, PackedAdapter, SlotLayout
-from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
-from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
-from tgi_trio.shard.torch_backend.layers.slotted_embeddings import (
+from tgi_trio.shard.torch_backend.layers.adapters.adapter_layout import (
+    ENTRY,
+    PackedAdapter,
+    SlotLayout,
+)
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_embeddings import (
     Packed,
     SlottedEmbeddings,
     change_embeddings,
 )
-from tgi_trio.shard.torch_backend.layers.slotted_experts import SlottedExperts, first_places
-from tgi_trio.shard.torch_backend.layers.slotted_latents import SlottedHeads
-from tgi_trio.shard.torch_backend.layers.slotted_linear import (
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_latents import SlottedHeads
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_linear import (
     FEW_TOKENS,
     AdapterTile,
     ReservedTiles,
@@ -57,6 +57,10 @@ from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     SlottedLinear,
     choose_adapter_tiles,
 )
+from tgi_trio.shard.torch_backend.layers.experts.grouped_experts import GroupedExperts
+from tgi_trio.shard.torch_backend.layers.experts.slotted_experts import SlottedExperts, first_places
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
+from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.recordings.decode_plans import are_decodes
 from tgi_trio.shard.torch_backend.staging import (

@@ -31,7 +31,8 @@ from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
 from tgi_trio.shard.adapters.reader import AdapterReader
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.layers.adapted import (
+from tgi_trio.shard.torch_backend.layers.adapters.adapted_latents import AdaptedHeads
+from tgi_trio.shard.torch_backend.layers.adapters.adapted_linear import (
     AdaptedLinear,
     AdapterTable,
     PackedLookups,
@@ -39,9 +40,8 @@ from tgi_trio.shard.torch_backend.layers.adapted import (
     PackedSites,
     packed_bytes,
 )
-from tgi_trio.shard.torch_backend.layers.adapted_latents import AdaptedHeads
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 

@@ -24,10 +24,10 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 )
 from tgi_trio.shard.torch_backend.attention.paged.tiles import MOST_FLASH
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.layers.opening import open_values
-from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.staging import Staging
 
 Kernel = Callable[..., torch.Tensor]  # flash_attn.flash_attn_varlen_func

@@ -15,15 +15,15 @@ import torch
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
-from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.index import TokenIndex
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.attention.block_index import BlockIndex
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.pooled_index import PooledIndex
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.shared_key import Entries, SharedKey
 from tgi_trio.shard.torch_backend.layers.opening import open_values
-from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
-from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey
 from tgi_trio.shard.torch_backend.staging import Array
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
-from tgi_trio.shard.torch_backend.layers.cross_attention import CrossLayer
+from tgi_trio.shard.torch_backend.layers.attention.cross_attention import CrossLayer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.drafting.eagle import TorchEagle
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 

@@ -14,7 +14,7 @@ from tgi_trio.model.matrices.references import every_unit, whole_linear
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD, Ids
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.weights import WeightSource
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.kinds import make_attention
 from tgi_trio.shard.torch_backend.drafting.own_kv import OwnKv
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.models.attending import make_tables
 from tgi_trio.shard.torch_backend.models.decoder import Decoder

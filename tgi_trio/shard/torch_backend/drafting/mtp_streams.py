@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.shard.torch_backend.drafting.mtp import TorchMtp
-from tgi_trio.shard.torch_backend.layers.gated_streams import StreamGates
-from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds, HyperStates
+from tgi_trio.shard.torch_backend.layers.streams.gated_streams import StreamGates
+from tgi_trio.shard.torch_backend.layers.streams.hyper_connections import HyperEnds, HyperStates
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.models.gated import GatedDecoder
 

@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads, HeadLaunch
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads, HeadLaunch
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 

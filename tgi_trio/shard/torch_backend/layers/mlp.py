@@ -13,17 +13,17 @@ from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.few_rows import project
+from tgi_trio.shard.torch_backend.layers.experts.routing import route, weigh
 from tgi_trio.shard.torch_backend.layers.gating import Gate, activate
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import project
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm, Norm
 from tgi_trio.shard.torch_backend.layers.residual import Addends
-from tgi_trio.shard.torch_backend.layers.routing import route, weigh
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:  # it imports Triton
-    from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
-    from tgi_trio.shard.torch_backend.layers.grouped_matrices import Routed
+    from tgi_trio.shard.torch_backend.layers.experts.grouped_experts import GroupedExperts
+    from tgi_trio.shard.torch_backend.layers.experts.grouped_matrices import Routed
 
 
 class Mlp(Protocol):
@@ -289,8 +289,8 @@ class ExpertsMlp:
             return False
         if not all(expert.act == first.act for expert in self.experts):
             return False
-        from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
-        from tgi_trio.shard.torch_backend.layers.grouping import group_linears
+        from tgi_trio.shard.torch_backend.layers.experts.grouped_experts import GroupedExperts
+        from tgi_trio.shard.torch_backend.layers.experts.grouping import group_linears
 
         every, shared = self.experts, self.shared
         alone = self.entry is None and not self.spec.idle and not self.keeps_shared

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 from torch.nn import functional
 
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm_weights import NormWeights
 from tgi_trio.shard.torch_backend.layers.opening import (
     compile_narrow,

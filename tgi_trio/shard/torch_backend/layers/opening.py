@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 

@@ -14,7 +14,7 @@ from tgi_trio.model.specs.decoder import PerLayerInputsSpec
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.gating import name_activation, open_own
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.opening import (
     STEPS,

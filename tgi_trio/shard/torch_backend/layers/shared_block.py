@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tgi_trio.shard.torch_backend.layers.linear import Linear, WrappedLinear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear, WrappedLinear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 

@@ -28,7 +28,7 @@ from tgi_trio.shard.torch_backend.drafting.eagle_one import TorchEagleOne
 from tgi_trio.shard.torch_backend.drafting.heads import TorchHeads, load_heads
 from tgi_trio.shard.torch_backend.drafting.mtp import TorchMtp
 from tgi_trio.shard.torch_backend.drafting.mtp_streams import show_streams
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.loading.mtp import load_mtp
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder

@@ -11,9 +11,9 @@ from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.shard.torch_backend.attention.kinds import make_capturable
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation
 from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.hyper import holds_state
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, Mlp
-from tgi_trio.shard.torch_backend.layers.streams import holds_streams
+from tgi_trio.shard.torch_backend.layers.streams.alternating_updates import holds_streams
+from tgi_trio.shard.torch_backend.layers.streams.hyper_connections import holds_state
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels

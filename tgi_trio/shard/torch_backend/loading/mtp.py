@@ -17,8 +17,8 @@ from tgi_trio.shard.torch_backend.drafting.mtp_streams import (
     OpenEnds,
     StreamsMtp,
 )
-from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.models.decoder_loading import DecoderLoader
 from tgi_trio.shard.torch_backend.models.gated import GatedDecoder

@@ -12,11 +12,11 @@ from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
 )
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.models.layer import Attention
 
 RotaryTables = dict[int, RotaryTable]  # a step's cosines and sines, by number of the rotary

@@ -30,17 +30,17 @@ from tgi_trio.model.split import check_gates, even_share, kv_head_share
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
-from tgi_trio.shard.torch_backend.layers.compressor import Compressor
-from tgi_trio.shard.torch_backend.layers.cross_attention import CrossAttention, CrossLayer
-from tgi_trio.shard.torch_backend.layers.index import TokenIndex
-from tgi_trio.shard.torch_backend.layers.joined import join_linears
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
+from tgi_trio.shard.torch_backend.layers.attention.block_index import BlockIndex
+from tgi_trio.shard.torch_backend.layers.attention.compressor import Compressor
+from tgi_trio.shard.torch_backend.layers.attention.cross_attention import CrossAttention, CrossLayer
+from tgi_trio.shard.torch_backend.layers.attention.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.log_scale import LogScale
+from tgi_trio.shard.torch_backend.layers.attention.pooled_index import PooledIndex
+from tgi_trio.shard.torch_backend.layers.attention.shared_key import Entries, EntryIndex, SharedKey
+from tgi_trio.shard.torch_backend.layers.linears.joined import join_linears
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
-from tgi_trio.shard.torch_backend.layers.shared_key import Entries, EntryIndex, SharedKey
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.layer import Attention
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader

@@ -14,9 +14,9 @@ from typing import Final
 import torch
 
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
-from tgi_trio.shard.torch_backend.layers.few_rows import FEW, Seconds
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import FEW, Seconds
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.models.attending import RotaryTables
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap

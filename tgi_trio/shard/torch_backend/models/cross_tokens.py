@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.shard.torch_backend.layers.cross_attention import (
+from tgi_trio.shard.torch_backend.layers.attention.cross_attention import (
     CrossAttention,
     CrossTokens,
     GroupedCrossTokens,

@@ -18,18 +18,18 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 from tgi_trio.shard.torch_backend.attention.paged.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
-from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project_normed
-from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import Projection, project_normed
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInputs
 from tgi_trio.shard.torch_backend.layers.residual import (
     Addends,
     add_and_normalise,
 )
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.layers.streams import Streams
+from tgi_trio.shard.torch_backend.layers.streams.alternating_updates import Streams
+from tgi_trio.shard.torch_backend.layers.streams.hyper_connections import HyperEnds
 from tgi_trio.shard.torch_backend.layers.vocabulary import (
     ChangeEmbedded,
     Gathering,

@@ -36,12 +36,12 @@ from tgi_trio.model.specs.decoder import (
 from tgi_trio.model.stages import Stage, check_stages
 from tgi_trio.shard.positions.sines import sine_positions
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
 from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInput, PerLayerInputs
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.shared_block import SharedLinear, SharedUse
 from tgi_trio.shard.torch_backend.models.attention_loading import AttentionLoader
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks

@@ -9,9 +9,13 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.attention.paged.few_heads import HeadProjection
-from tgi_trio.shard.torch_backend.layers.few_rows import Projection
-from tgi_trio.shard.torch_backend.layers.gated_streams import LayerOutput, StreamGates, add_said
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import Projection
 from tgi_trio.shard.torch_backend.layers.residual import Addends
+from tgi_trio.shard.torch_backend.layers.streams.gated_streams import (
+    LayerOutput,
+    StreamGates,
+    add_said,
+)
 from tgi_trio.shard.torch_backend.models.attending import RotaryTables
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.states.steps import StepStates

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds
 from tgi_trio.shard.torch_backend.layers.mlp import Mlp
+from tgi_trio.shard.torch_backend.layers.streams.hyper_connections import HyperEnds
 from tgi_trio.shard.torch_backend.models.layer import Layer
 
 Mix = Callable[[int, torch.Tensor], torch.Tensor]  # attention of a layer

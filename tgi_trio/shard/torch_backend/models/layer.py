@@ -8,23 +8,23 @@ from typing import TypeAlias
 import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.layers.attention.block_index import BlockIndex
+from tgi_trio.shard.torch_backend.layers.attention.cross_attention import CrossAttention
+from tgi_trio.shard.torch_backend.layers.attention.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.pooled_index import PooledIndex
+from tgi_trio.shard.torch_backend.layers.attention.shared_key import SharedKey
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
-from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
-from tgi_trio.shard.torch_backend.layers.cross_attention import CrossAttention
-from tgi_trio.shard.torch_backend.layers.gated_streams import LayerGates
-from tgi_trio.shard.torch_backend.layers.hyper import LayerHyper
-from tgi_trio.shard.torch_backend.layers.index import TokenIndex
-from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears, join_linears
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.joined import JoinedLinears, join_linears
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm, Norm
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
 from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInput
-from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.shared_block import SharedUse
-from tgi_trio.shard.torch_backend.layers.shared_key import SharedKey
-from tgi_trio.shard.torch_backend.layers.streams import LayerStreams
+from tgi_trio.shard.torch_backend.layers.streams.alternating_updates import LayerStreams
+from tgi_trio.shard.torch_backend.layers.streams.gated_streams import LayerGates
+from tgi_trio.shard.torch_backend.layers.streams.hyper_connections import LayerHyper
 from tgi_trio.shard.torch_backend.states.ngrams_layer import NgramsLayer
 from tgi_trio.shard.torch_backend.states.steps import MixerLayer
 

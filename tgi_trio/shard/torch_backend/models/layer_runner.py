@@ -10,12 +10,12 @@ import torch
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.attention.paged.few_heads import HeadProjection
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.few_rows import project
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import project
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise, settle
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTables
 from tgi_trio.shard.torch_backend.models.feeding import feed_both, feed_forward

@@ -13,7 +13,7 @@ from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.torch_backend.layers.activation import Activation, Xielu
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 

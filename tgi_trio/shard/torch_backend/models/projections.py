@@ -9,11 +9,11 @@ import torch
 
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.paged.few_heads import HeadProjection
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.few_rows import Projection
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.joined import list_multiplied
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import Projection
+from tgi_trio.shard.torch_backend.layers.linears.joined import list_multiplied
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp
 from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.models.layer import Attention, Layer

@@ -13,15 +13,15 @@ from tgi_trio.model.matrices.roles import (
 )
 from tgi_trio.model.specs.decoder import HyperSpec, StreamsSpec
 from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
-from tgi_trio.shard.torch_backend.layers.gated_streams import LayerGates
-from tgi_trio.shard.torch_backend.layers.hyper import (
+from tgi_trio.shard.torch_backend.layers.streams.alternating_parts import Routing
+from tgi_trio.shard.torch_backend.layers.streams.alternating_updates import LayerStreams, Streams
+from tgi_trio.shard.torch_backend.layers.streams.gated_streams import LayerGates
+from tgi_trio.shard.torch_backend.layers.streams.hyper_connections import (
     HyperConnection,
     HyperEnds,
     LayerHyper,
 )
-from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
-from tgi_trio.shard.torch_backend.layers.stream_parts import Routing
-from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
+from tgi_trio.shard.torch_backend.layers.streams.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.models.attention_loading import AttentionLoader
 
 

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import torch
 
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.mlp import Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInput
-from tgi_trio.shard.torch_backend.layers.stream_parts import Added
-from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
+from tgi_trio.shard.torch_backend.layers.streams.alternating_parts import Added
+from tgi_trio.shard.torch_backend.layers.streams.alternating_updates import LayerStreams, Streams
 
 # Of a layer, for its queries, K and V and what is beside them.
 Attend = Callable[[int, torch.Tensor, BesideHeads], torch.Tensor]

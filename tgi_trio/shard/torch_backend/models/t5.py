@@ -31,7 +31,7 @@ from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits

@@ -14,7 +14,7 @@ from tgi_trio.model.matrices.references import (
 from tgi_trio.model.matrices.roles import MlpRefs
 from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.shard.torch_backend.layers.activation import activation
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering

@@ -9,9 +9,9 @@ from tgi_trio.model.matrices.roles import GatesRefs
 from tgi_trio.model.specs.decoder import NormKind
 from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
 from tgi_trio.model.split import unit_share
-from tgi_trio.shard.torch_backend.layers.gated_streams import StreamGates, StreamNorm
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm, Norm
+from tgi_trio.shard.torch_backend.layers.streams.gated_streams import StreamGates, StreamNorm
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.weights import WeightSource
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import torch
 
-from tgi_trio.shard.torch_backend.layers.few_rows import FEW, agree
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import FEW, agree
 from tgi_trio.shard.torch_backend.recordings.graph_nodes import DriverError
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     CaptureError,

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.layers.slotted_linear import ReservedTiles
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_linear import ReservedTiles
 from tgi_trio.shard.torch_backend.recordings.mixed_plans import (
     MixedSize,
     chosen_places,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.layers.slotted_linear import ReservedTiles
+from tgi_trio.shard.torch_backend.layers.adapters.slotted_linear import ReservedTiles
 from tgi_trio.shard.torch_backend.recordings.image_pages import RecordedImages
 from tgi_trio.shard.torch_backend.recordings.token_source import TokenSource
 from tgi_trio.shard.torch_backend.staging import Array, Sheet

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.nn import functional
 
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads, HeadLaunch
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads, HeadLaunch
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.mixers import DeltaRule
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.delta_rule import apply_delta_rule, normalise
 from tgi_trio.shard.torch_backend.states.delta_rule_kernels import DeltaRuleKernels, Projected

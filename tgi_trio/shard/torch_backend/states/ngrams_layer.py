@@ -12,9 +12,9 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.ngrams import NgramsSpec
-from tgi_trio.shard.torch_backend.layers.gated_streams import StreamNorm
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.layers.streams.gated_streams import StreamNorm
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution

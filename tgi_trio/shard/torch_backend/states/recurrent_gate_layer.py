@@ -10,7 +10,7 @@ import torch
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.gating import name_activation
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.recurrences import choose_precision
 from tgi_trio.shard.torch_backend.states.recurrent_gate import scan_gated

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 

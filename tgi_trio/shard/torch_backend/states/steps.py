@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.staging import Array, Send
 from tgi_trio.shard.torch_backend.states.chunks import (
     Chunks,

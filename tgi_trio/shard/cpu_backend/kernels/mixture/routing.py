@@ -46,7 +46,7 @@ _LINE = 64
 
 @kernel
 def route(rank, step, op, mixture, scratch):
-    """Choose the experts of this thread's tokens: CHOSEN and PARTS, as `layers/routing.py` does.
+    """Choose the experts of this thread's tokens: CHOSEN and PARTS, as torch's `route` does.
 
     `scratch`: room for three numbers of each expert.
     """

@@ -37,8 +37,8 @@ from tgi_trio.shard.torch_backend.attention.paged.tiles import (
     choose_entry_spans_tile,
     pad_dim,
 )
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
-from tgi_trio.shard.torch_backend.layers.shared_key import EntryIndex, SharedKey
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.shared_key import EntryIndex, SharedKey
 from tgi_trio.shard.torch_backend.torch_device import limit_registers, overlap
 
 # Of a thread, in half precision: all there are. By itself the assembler takes fewer, and spills.

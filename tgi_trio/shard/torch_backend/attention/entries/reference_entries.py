@@ -26,9 +26,13 @@ from tgi_trio.shard.torch_backend.attention.indexed.reference_groups import spli
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.layers.index import IndexQueries, choose_best, score_keys
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
-from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey
+from tgi_trio.shard.torch_backend.layers.attention.index import (
+    IndexQueries,
+    choose_best,
+    score_keys,
+)
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.shared_key import Entries, SharedKey
 from tgi_trio.shard.torch_backend.staging import Array, Staging
 
 _GATHERED = 1 << 15  # entries of several tokens gathered at a time

@@ -12,8 +12,8 @@ import torch
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.attention.shared_key import write_shared_keys
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
-from tgi_trio.shard.torch_backend.layers.shared_key import SharedKey
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.shared_key import SharedKey
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
 
 MOST_TOKENS: Final = 128  # with more, the matrices are read too often
 

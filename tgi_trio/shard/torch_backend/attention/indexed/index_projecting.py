@@ -14,9 +14,9 @@ from tgi_trio.shard.torch_backend.attention.paged.kv_writing import describe_lat
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.attention import indexed_latents
-from tgi_trio.shard.torch_backend.layers.index import TokenIndex
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 

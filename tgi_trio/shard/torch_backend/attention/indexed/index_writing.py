@@ -14,9 +14,9 @@ from tgi_trio.shard.torch_backend.attention.paged.kv_writing import count_heads,
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.attention import index_keys as kernels
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 BESIDE: Final = 16  # tokens of a block whose keys are read at a time

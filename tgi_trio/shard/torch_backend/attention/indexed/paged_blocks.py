@@ -27,9 +27,9 @@ from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAt
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.attention import block_scores
-from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.block_index import BlockIndex
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 KEYS: Final = 64  # of a block that a program scores at a time
@@ -102,9 +102,9 @@ def score_blocks(
 ) -> UnitScores:
     """Return the scores of blocks for the heads of the given tokens, one after another.
 
-    See `layers.block_index.score_blocks`. `queries`: [T, heads, dim]. Nothing is scored for tokens
-    that see no more blocks than are chosen. `invariant`: decodes have the tile of prompts; see
-    `batch_invariance.py`.
+    See `layers.attention.block_index.score_blocks`. `queries`: [T, heads, dim]. Nothing is scored
+    for tokens that see no more blocks than are chosen. `invariant`: decodes have the tile of
+    prompts; see `batch_invariance.py`.
     """
     spec, (heads, dim) = index.spec, queries.shape[1:]
     count, room = len(tokens), -(-batch.longest // spec.size)

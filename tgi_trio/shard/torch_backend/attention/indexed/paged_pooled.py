@@ -24,9 +24,9 @@ from tgi_trio.shard.torch_backend.attention.indexed.selecting import (
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
-from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.pooled_index import PooledIndex
+from tgi_trio.shard.torch_backend.layers.attention.rotary import RotaryTable
 
 
 class PagedPooled(PagedAttention):

@@ -32,9 +32,9 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged.kv_writing import write_latent_keys
 from tgi_trio.shard.torch_backend.attention.paged.paged_attention import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.layers.index import TokenIndex
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
 
 
 class PagedIndexedAttention(PagedAttention):

@@ -21,10 +21,10 @@ from tgi_trio.shard.torch_backend.attention.indexed.reference_tokens import (
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import scores_to_values
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex, score_blocks
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.index import choose_best
-from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.block_index import BlockIndex, score_blocks
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.index import choose_best
+from tgi_trio.shard.torch_backend.layers.attention.rotary import RotaryTable
 
 _GATHERED = 1 << 16  # keys gathered at a time, each of one KV head
 

@@ -23,11 +23,11 @@ from tgi_trio.shard.torch_backend.attention.indexed.reference_groups import (
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.index import choose_best
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.index import choose_best
+from tgi_trio.shard.torch_backend.layers.attention.pooled_index import PooledIndex, score_pooled
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.opening import open_values
-from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex, score_pooled
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 
 _GATHERED = 1 << 15  # tokens whose keys and values are gathered at a time
 

@@ -13,7 +13,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.indexed.reference_groups import Choice, ScoredGroup
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.layers.index import (
+from tgi_trio.shard.torch_backend.layers.attention.index import (
     IndexQueries,
     TokenIndex,
     choose_best,

@@ -25,14 +25,14 @@ from tgi_trio.shard.torch_backend.attention.indexed.reference_runs import choose
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.layers.index import (
+from tgi_trio.shard.torch_backend.layers.attention.index import (
     IndexQueries,
     TokenIndex,
     choose_best,
     score_keys,
 )
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
 
 _GATHERED = 1 << 15  # latents gathered at a time
 

@@ -17,8 +17,8 @@ from tgi_trio.shard.torch_backend.attention.indexed.absorbing import PendingQuer
 from tgi_trio.shard.torch_backend.attention.paged.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.attention import absorbing, index_scores, selecting
-from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
-from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.log_scale import LogScale
+from tgi_trio.shard.torch_backend.layers.attention.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import limit_registers
 

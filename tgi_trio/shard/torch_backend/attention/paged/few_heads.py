@@ -13,7 +13,9 @@ from typing import Final, NamedTuple
 import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import HeadPlaces
-from tgi_trio.shard.torch_backend.layers.few_rows import (
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.rotary import RotaryTable
+from tgi_trio.shard.torch_backend.layers.linears.few_rows import (
     WARPS,
     Seconds,
     agree,
@@ -22,15 +24,13 @@ from tgi_trio.shard.torch_backend.layers.few_rows import (
     project,
     try_rows,
 )
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linears.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import (
     Addends,
     addend_arguments,
     addend_constants,
 )
-from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap
 

@@ -17,7 +17,7 @@ from tgi_trio.shard.torch_backend.attention.paged.spans_kernel import (
     attend_spans,
 )
 from tgi_trio.shard.torch_backend.attention.paged.split_kv import DividedTiles, describe_gates
-from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
+from tgi_trio.shard.torch_backend.layers.attention.log_scale import LogScale
 
 
 def choose_kernel(

@@ -9,10 +9,10 @@ import torch
 from tgi_trio.shard.torch_backend.attention.paged.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.attention.latents import write_latents
 from tgi_trio.shard.torch_backend.kernels.attention.rotating import rotate_and_write
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads, HeadLaunch
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads, HeadLaunch
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _ELEMENTS: Final = 2048  # of a program of four warps: twice 16 numbers a thread

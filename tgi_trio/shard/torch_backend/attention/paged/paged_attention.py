@@ -49,11 +49,11 @@ from tgi_trio.shard.torch_backend.attention.paged.tiling import (
     Tiles,
 )
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.attention.beside_heads import BesideHeads
+from tgi_trio.shard.torch_backend.layers.attention.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.log_scale import LogScale
+from tgi_trio.shard.torch_backend.layers.attention.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.staging import Array, Staging, rest, split
 from tgi_trio.shard.torch_backend.torch_device import generation, overlap
 

@@ -13,7 +13,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged.spans_kernel import merge_spans
 from tgi_trio.shard.torch_backend.attention.paged.tiles import MOST_PARTS, pad_dim
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.opening import open_values
 
 SPAN: Final = 512  # keys; a multiple of the keys of any tile's step

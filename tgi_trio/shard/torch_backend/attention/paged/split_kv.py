@@ -13,8 +13,8 @@ import torch
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged.merging_kernel import merge_parts
 from tgi_trio.shard.torch_backend.attention.paged.tiles import MOST_PARTS, pad_dim
-from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.attention.expanding import AttendedParts
+from tgi_trio.shard.torch_backend.layers.attention.latent import LatentProjections
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 # A tile is divided (split-KV) while there are fewer programs: a few for each multiprocessor of a

@@ -1,7 +1,7 @@
 """LoRA adapters of the matrix that expands latents, around the products that it is absorbed in.
 
 With A of all heads, and B_k and B_v of each, queries get A^T (B_k^T q), and values B_v (A c); see
-`layers/adapted_latents.py`. Tiles, slots and their directory are those of
+`layers/adapters/adapted_latents.py`. Tiles, slots and their directory are those of
 `kernels/adapters/linear_adapters.py`. B has rows for the keys of a head and then for its values,
 head by head.
 """

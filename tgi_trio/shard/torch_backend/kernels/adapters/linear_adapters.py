@@ -4,8 +4,9 @@ Adapters with DoRA or biases also have gains and offsets: gains * y + offsets is
 
 One pair of kernels serves any mixture of adapters (Punica's SGMV and BGMV, arXiv 2310.18547, in
 one). The host lists *tiles*, neighbouring rows with the same adapter. Where an adapter lies is read
-on the device, so a launch is the same whichever adapters rows have. `layers/slotted_linear.py`
-launches the kernels; `layers/adapter_layout.py` describes slots and their directory.
+on the device, so a launch is the same whichever adapters rows have.
+`layers/adapters/slotted_linear.py` launches the kernels; `layers/adapters/adapter_layout.py`
+describes slots and their directory.
 
 The order of a row's sums does not depend on other rows: the others in its tile are other rows of a
 matrix product, and programs that share a row's inputs (split-K) store their sums separately, to be

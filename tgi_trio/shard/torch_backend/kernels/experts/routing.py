@@ -35,7 +35,7 @@ def route_tokens(
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,  # the next power of two
     PER_TOKEN: tl.constexpr,
-    ROUTING: tl.constexpr,  # as in `layers/routing.py`
+    ROUTING: tl.constexpr,  # as in `layers/experts/routing.py`
     NORMALISE: tl.constexpr,
     CAP: tl.constexpr,  # soft cap of logits; 0: none
     GROUPS: tl.constexpr,

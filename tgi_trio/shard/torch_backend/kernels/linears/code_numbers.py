@@ -1,4 +1,4 @@
-"""Dequantising in kernels: the codes that `layers/stored_codes.py` has laid out, as numbers.
+"""Dequantising in kernels: codes as `layers/linears/stored_codes.py` lays them out, as numbers.
 
     W = scale * number - low
 

@@ -2,11 +2,12 @@
 
     y = output scales * H (numbers (H (input scales * x))) / 128, H Hadamard's matrix of 128
 
-`checkpoint/formats/exl3.py` describes rings, states and codebooks, and `layers/stored_trellis.py`
-how the words of rings lie. A *run* is neighbours in a ring that belong to one output: four inputs,
-or two where the states of four would not fit into a word. A run's *window* is the 32 bits that end
-with it, in which its states begin at places that all runs have in common. A *block* is 128 inputs
-of 128 outputs: what is turned together. Its inputs are taken in the order in which rings pass them.
+`checkpoint/formats/exl3.py` describes rings, states and codebooks, and
+`layers/linears/stored_trellis.py` how the words of rings lie. A *run* is neighbours in a ring that
+belong to one output: four inputs, or two where the states of four would not fit into a word. A
+run's *window* is the 32 bits that end with it, in which its states begin at places that all runs
+have in common. A *block* is 128 inputs of 128 outputs: what is turned together. Its inputs are
+taken in the order in which rings pass them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What lies between the products of layers that compute one of several hidden states of a token.
 
-They are those of `layers/streams.py`. A program has all of a token's states, so a token's numbers
-depend on nothing else in a step. Sums are float32; results are rounded where torch's separate
-operations would round them. Offsets are of 64 bits wherever tokens are involved.
+They are those of `layers/streams/alternating_updates.py`. A program has all of a token's states, so
+a token's numbers depend on nothing else in a step. Sums are float32; results are rounded where
+torch's separate operations would round them. Offsets are of 64 bits wherever tokens are involved.
 """
 
 from __future__ import annotations

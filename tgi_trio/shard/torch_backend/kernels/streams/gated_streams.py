@@ -1,4 +1,4 @@
-"""What lies between the products of gated hidden states (`layers/gated_streams.py`).
+"""What lies between the products of gated hidden states (`layers/streams/gated_streams.py`).
 
 Sums are float32. Results are rounded where torch's separate operations would round them. Offsets
 are of 64 bits wherever tokens are involved.

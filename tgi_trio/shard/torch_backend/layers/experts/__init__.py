@@ -1,0 +1,1 @@
+"""Mixtures of experts: routing, and all experts of a layer in one launch (grouped GEMM)."""

@@ -1,0 +1,1 @@
+"""Several hidden states of a token: hyper-connections, Alternating Updates, gated ones."""
